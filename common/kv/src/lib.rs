@@ -1,0 +1,14 @@
+//! Ids, hashes and wire events of KV caches: the one language sidecar and balancer share.
+//!
+//! Pure: no clock, socket, environment or random number. Hashes and view are `docs/architecture.md`, "Routing view and hashes".
+
+pub mod event;
+mod hash;
+mod ids;
+pub mod replica;
+mod view;
+pub mod vllm;
+
+pub use hash::{BlockHasher, chain, root};
+pub use ids::{BlockHash, BlockSize, EngineHash, MediaId, SequenceHash, Tier};
+pub use view::{MediaSpan, RoutingView, Run};

@@ -1,0 +1,175 @@
+//! The routing view: the tokens of the engine's expanded prompt, made to compute hashes; never sent to an engine.
+
+use crate::{BlockHasher, BlockSize, MediaId, SequenceHash, chain};
+
+/// `count` copies of one token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    pub token: u32,
+    pub count: u32,
+}
+
+/// The positions that one media item fills, as the engine keys them (vLLM: the whole replacement).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MediaSpan {
+    /// First position, in tokens from the start of the prompt.
+    pub start: u32,
+    pub len: u32,
+    pub id: MediaId,
+}
+
+/// Run-length token view plus media spans in order of start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RoutingView {
+    runs: Vec<Run>,
+    spans: Vec<MediaSpan>,
+    len: u32,
+}
+
+impl RoutingView {
+    pub fn with_capacity(runs: usize) -> Self {
+        Self { runs: Vec::with_capacity(runs), ..Self::default() }
+    }
+
+    /// Appends `count` copies of `token`. Positions beyond `u32::MAX` are cut off: no engine has such a prompt.
+    pub fn push(&mut self, token: u32, count: u32) {
+        let count = count.min(u32::MAX - self.len);
+        if count == 0 {
+            return;
+        }
+        self.len += count;
+        match self.runs.last_mut() {
+            Some(last) if last.token == token => last.count += count,
+            _ => self.runs.push(Run { token, count }),
+        }
+    }
+
+    /// Marks the `len` positions from `start` as filled by `id`. Spans come in order of start and are not empty.
+    pub fn mark(&mut self, start: u32, len: u32, id: MediaId) {
+        debug_assert!(self.spans.last().is_none_or(|last| last.start <= start), "spans in order of start");
+        if len > 0 {
+            self.spans.push(MediaSpan { start, len, id });
+        }
+    }
+
+    /// Length of the prompt in tokens.
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    pub fn spans(&self) -> &[MediaSpan] {
+        &self.spans
+    }
+
+    /// Forgets everything from position `len` on: what comes after it is not known exactly.
+    pub fn truncate(&mut self, len: u32) {
+        let mut end = 0;
+        self.runs.retain_mut(|run| {
+            let keep = len.saturating_sub(end).min(run.count);
+            end += run.count;
+            run.count = keep;
+            keep > 0
+        });
+        self.spans.retain_mut(|span| {
+            span.len = span.len.min(len.saturating_sub(span.start));
+            span.len > 0
+        });
+        self.len = self.len.min(len);
+    }
+
+    /// Sequence hashes of all full blocks, chained from `root`, appended to `out`. O(tokens); one buffer, no allocation per block.
+    pub fn sequence_hashes(&self, block_size: BlockSize, root: SequenceHash, out: &mut Vec<SequenceHash>) {
+        let size = block_size.get();
+        let blocks = self.len / size;
+        out.reserve(blocks as usize);
+        let (mut hasher, mut previous) = (BlockHasher::default(), root);
+        let mut runs = self.runs.iter().copied();
+        let mut rest = Run { token: 0, count: 0 };
+        let mut first_span = 0;
+        for block in 0..blocks {
+            let (start, end) = (block * size, (block + 1) * size);
+            hasher.begin();
+            let mut missing = size;
+            while missing > 0 {
+                if rest.count == 0 {
+                    let Some(next) = runs.next() else { return };
+                    rest = next;
+                }
+                let take = rest.count.min(missing);
+                hasher.push_run(rest.token, take);
+                rest.count -= take;
+                missing -= take;
+            }
+            for span in &self.spans[first_span..] {
+                if span.start >= end {
+                    break;
+                }
+                if u64::from(span.start) + u64::from(span.len) > u64::from(start) {
+                    let offset = i64::from(span.start) - i64::from(start);
+                    hasher.push_span(&span.id, i32::try_from(offset).unwrap_or(i32::MIN));
+                }
+            }
+            while self.spans.get(first_span).is_some_and(|span| u64::from(span.start) + u64::from(span.len) <= u64::from(end)) {
+                first_span += 1;
+            }
+            previous = chain(previous, hasher.finish());
+            out.push(previous);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root;
+
+    fn hashes(view: &RoutingView, size: u32) -> Vec<SequenceHash> {
+        let mut out = Vec::new();
+        view.sequence_hashes(BlockSize::new(size).unwrap(), root("", ""), &mut out);
+        out
+    }
+
+    fn view(tokens: &[u32], spans: &[(u32, u32)]) -> RoutingView {
+        let mut view = RoutingView::default();
+        tokens.iter().for_each(|&token| view.push(token, 1));
+        spans.iter().for_each(|&(start, len)| view.mark(start, len, MediaId([7; 32])));
+        view
+    }
+
+    #[test]
+    fn only_full_blocks_count() {
+        assert_eq!(hashes(&view(&[1, 2, 3, 4, 5], &[]), 2).len(), 2);
+        assert_eq!(hashes(&view(&[1], &[]), 2), []);
+    }
+
+    #[test]
+    fn a_span_changes_only_the_blocks_it_lies_over_and_those_after() {
+        let tokens = [1, 2, 9, 9, 9, 9, 3, 4];
+        let (plain, marked) = (hashes(&view(&tokens, &[]), 2), hashes(&view(&tokens, &[(2, 4)]), 2));
+        assert_eq!(plain[0], marked[0]);
+        assert!(plain[1..].iter().zip(&marked[1..]).all(|(a, b)| a != b));
+    }
+
+    #[test]
+    fn truncation_keeps_the_hashes_before_it() {
+        let tokens = [1, 2, 9, 9, 9, 9, 3, 4];
+        let whole = view(&tokens, &[(2, 4)]);
+        let mut cut = whole.clone();
+        cut.truncate(5);
+        assert_eq!((cut.len(), cut.spans()[0].len), (5, 3));
+        assert_eq!(hashes(&cut, 2), hashes(&whole, 2)[..2]);
+    }
+
+    #[test]
+    fn equal_tokens_are_one_run() {
+        assert_eq!(view(&[5, 5, 5, 6], &[]).runs(), [Run { token: 5, count: 3 }, Run { token: 6, count: 1 }]);
+    }
+}
