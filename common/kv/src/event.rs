@@ -21,8 +21,21 @@ pub enum Skipped {
     UnknownType,
     /// A known event with a field missing or of another type.
     Malformed,
-    /// Token count ≠ blocks × block size: tokens cannot be told apart by block (sparse groups, offloaded blocks without tokens).
+    /// Token count ≠ blocks × block size: tokens cannot be told apart by block (groups that leave out masked blocks).
     Sparse,
+}
+
+/// Why a whole payload was refused. No event of it counts.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    #[error("payload of {bytes} bytes is over the limit of {limit}: raise no limit, look at what publishes it")]
+    TooLong { bytes: usize, limit: usize },
+    #[error("payload ends at byte {at} inside a value: it was cut off")]
+    Truncated { at: usize },
+    #[error("byte {at} is no msgpack: the socket does not carry KV events")]
+    NotMsgpack { at: usize },
+    #[error("byte {at}: {wanted} expected: the engine speaks a layout that this version does not know")]
+    Layout { at: usize, wanted: &'static str },
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -39,7 +52,8 @@ pub struct Stored {
     pub hashes: Vec<EngineHash>,
     /// Hash of the block before the first; `None` = the first block of a prompt.
     pub parent: Option<EngineHash>,
-    /// `hashes.len() × block_size` token ids, media placeholders expanded.
+    /// `hashes.len() × block_size` token ids, media placeholders expanded. Empty = the blocks are known by hash alone
+    /// (offloaded copies): parent, block size and extra keys then say nothing.
     pub tokens: Vec<u32>,
     pub block_size: u32,
     pub tier: Tier,

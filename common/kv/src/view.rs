@@ -117,7 +117,11 @@ impl RoutingView {
                     hasher.push_span(&span.id, i32::try_from(offset).unwrap_or(i32::MIN));
                 }
             }
-            while self.spans.get(first_span).is_some_and(|span| u64::from(span.start) + u64::from(span.len) <= u64::from(end)) {
+            while self
+                .spans
+                .get(first_span)
+                .is_some_and(|span| u64::from(span.start) + u64::from(span.len) <= u64::from(end))
+            {
                 first_span += 1;
             }
             previous = chain(previous, hasher.finish());

@@ -1,1 +1,3 @@
-//! (being written)
+//! The sidecar's decisions, without I/O: what is published of what the engine holds.
+
+pub mod publish;
