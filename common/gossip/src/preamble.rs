@@ -3,7 +3,11 @@
 //! It carries what the balancer predicted (so that the sidecar can compare) and the edits that the body needs (so that the
 //! sidecar need not parse it). It is trusted: a sidecar takes it from balancers only.
 
+mod codec;
+
 use fovea_kv::MediaId;
+
+pub use codec::{MAX_PREAMBLE_BYTES, PreambleError, decode, encode};
 
 /// Request header that announces a preamble; always removed before the engine sees the request.
 pub const HEADER: &str = "x-fovea-preamble";
@@ -25,7 +29,7 @@ pub struct Preamble {
     /// Full blocks of the view and the sequence hash of the last; 0 and 0 when there is none.
     pub blocks: u32,
     pub last: u64,
-    /// Identities to set, in order of `insert_at`.
+    /// Identities to set, ascending by `insert_at`, none inside a cut.
     pub identities: Vec<Identity>,
     /// Byte ranges of the client's body to leave out: (offset, length), ascending, disjoint.
     pub cuts: Vec<(u64, u64)>,
