@@ -32,6 +32,7 @@ impl RoutingView {
     }
 
     /// Appends `count` copies of `token`. Positions beyond `u32::MAX` are cut off: no engine has such a prompt.
+    #[inline]
     pub fn push(&mut self, token: u32, count: u32) {
         let count = count.min(u32::MAX - self.len);
         if count == 0 {
