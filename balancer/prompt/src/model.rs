@@ -65,8 +65,8 @@ impl PromptModel {
         let template = template.as_ref().ok_or(RenderError::NoTemplate)?;
         let conversation = messages::normalise(input.messages, template.content_format(), &input.placeholders)?;
         let conversation = messages::adapt_roles(conversation, template.knows_developer());
-        let variables = Variables { special_tokens: &self.special_tokens, input };
-        template.render(conversation, &variables)
+        let tools = input.tools.map(messages::normalise_tools).transpose()?.unwrap_or_default();
+        template.render(conversation, Variables { special_tokens: &self.special_tokens, tools, input })
     }
 
     /// Appends the ids of `text`. Special tokens in the text are parsed as such, wherever they came from, as engines do.

@@ -16,7 +16,6 @@ pub use format::ContentFormat;
 
 use crate::error::RenderError;
 use crate::input::ChatInput;
-use crate::messages::normalise_tools;
 use crate::shims;
 use continuation::Continuation;
 
@@ -40,6 +39,8 @@ pub(crate) struct Template {
 /// What a template sees besides the messages.
 pub(crate) struct Variables<'a> {
     pub special_tokens: &'a Map<String, serde_json::Value>,
+    /// Normalised; null without tools.
+    pub tools: serde_json::Value,
     pub input: &'a ChatInput<'a>,
 }
 
@@ -73,7 +74,7 @@ impl Template {
     pub fn render(
         &self,
         mut conversation: Vec<Map<String, serde_json::Value>>,
-        variables: &Variables<'_>,
+        variables: Variables<'_>,
     ) -> Result<String, RenderError> {
         let input = variables.input;
         if input.continue_final_message && input.add_generation_prompt {
@@ -81,11 +82,10 @@ impl Template {
             return Err(RenderError::Refused { field: "continue_final_message", problem });
         }
         let continuation = input.continue_final_message.then(|| Continuation::mark(&mut conversation)).transpose()?;
-        let tools = input.tools.map(normalise_tools).transpose()?;
         let mut context = variables.special_tokens.clone();
         context.extend(kwargs::select(input, &self.variables)?);
         context.insert("messages".to_owned(), conversation.into_iter().map(serde_json::Value::Object).collect());
-        context.insert("tools".to_owned(), tools.unwrap_or_default());
+        context.insert("tools".to_owned(), variables.tools);
         context.entry("documents").or_insert(serde_json::Value::Null);
         context.insert("add_generation_prompt".to_owned(), input.add_generation_prompt.into());
         let now = ("strftime_now".to_owned(), shims::strftime::function(input.now));

@@ -68,7 +68,7 @@ impl<'a> ChatRequest<'a> {
 
     fn member(&mut self, cursor: &mut Cursor<'a>, key: &str, policy: CutPolicy) -> Result<()> {
         match key {
-            "messages" => self.messages = messages(cursor, &mut self.media)?,
+            "messages" => self.messages = message::parse_all(cursor, &mut self.media)?,
             "tools" => self.tools = list(cursor)?,
             "documents" => self.documents = list(cursor)?,
             "chat_template" => self.chat_template = cursor.text_or_null()?,
@@ -81,10 +81,6 @@ impl<'a> ChatRequest<'a> {
         }
         Ok(())
     }
-}
-
-pub(crate) fn messages<'a>(cursor: &mut Cursor<'a>, media: &mut Vec<MediaPart<'a>>) -> Result<Value> {
-    message::parse_all(cursor, media)
 }
 
 fn list(cursor: &mut Cursor<'_>) -> Result<Option<Vec<Value>>> {

@@ -2,11 +2,7 @@
 
 use std::ops::Range;
 
-use crate::chat;
-use crate::completion;
-use crate::error::ParseError;
-use crate::json::{Cursor, Member};
-use crate::top::Common;
+use crate::json::Member;
 
 /// What is taken out of a client's body before an engine sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,28 +20,6 @@ impl Default for CutPolicy {
     fn default() -> Self {
         Self { uuids: true, report_mode: true, transfer_params: true }
     }
-}
-
-/// Cuts for a body that reached an engine's front without a balancer; chat and completion bodies alike.
-pub fn scan_cuts(body: &str, policy: CutPolicy) -> Result<Vec<Range<usize>>, ParseError> {
-    let mut cursor = Cursor::new(body);
-    let (mut common, mut media) = (Common::default(), Vec::new());
-    let members = cursor.object(|cursor, key| {
-        let read = match key {
-            "messages" => chat::messages(cursor, &mut media).map(drop),
-            "prompt" => completion::prompt(cursor).map(drop),
-            _ => common.member(cursor, key, policy).and_then(|ours| if ours { Ok(()) } else { cursor.skip() }),
-        };
-        read.map_err(|error| error.within(key))
-    })?;
-    cursor.end()?;
-    common.cut_top(&members, policy);
-    let mut cuts = common.cuts;
-    if policy.uuids {
-        cuts.extend(media.into_iter().filter_map(|part| part.uuid_cut));
-        cuts.sort_by_key(|cut| cut.start);
-    }
-    Ok(cuts)
 }
 
 /// Ranges that remove the members named by `unwanted`: one per run of neighbours, with the comma that would be left over.

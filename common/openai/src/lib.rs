@@ -17,11 +17,13 @@ mod error;
 mod json;
 mod message;
 mod part;
+mod scan;
 mod top;
 
 pub use chat::ChatRequest;
 pub use completion::{CompletionRequest, Prompt};
-pub use cut::{CutPolicy, scan_cuts};
+pub use cut::CutPolicy;
 pub use error::ParseError;
 pub use part::{MediaKind, MediaPart};
+pub use scan::scan_cuts;
 pub use top::{Common, Streaming};

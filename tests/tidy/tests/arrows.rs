@@ -19,7 +19,15 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("fovea-sidecar", &["fovea-kv", "fovea-openai", "fovea-gossip", "fovea-service", "fovea-sidecar-core"]),
     (
         "fovea-balancer",
-        &["fovea-kv", "fovea-media", "fovea-openai", "fovea-gossip", "fovea-service", "fovea-balancer-core", "fovea-prompt"],
+        &[
+            "fovea-kv",
+            "fovea-media",
+            "fovea-openai",
+            "fovea-gossip",
+            "fovea-service",
+            "fovea-balancer-core",
+            "fovea-prompt",
+        ],
     ),
     ("engine-sim", &[]),
     ("tidy", &[]),

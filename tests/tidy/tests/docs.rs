@@ -18,7 +18,9 @@ fn config_fields(program: &str) -> Vec<(String, String)> {
             let Item::Struct(item) = item else { continue };
             let derives = item.attrs.iter().filter(|a| a.path().is_ident("derive"));
             let derived: Vec<String> = derives
-                .filter_map(|a| a.parse_args_with(syn::punctuated::Punctuated::<syn::Path, syn::Token![,]>::parse_terminated).ok())
+                .filter_map(|a| {
+                    a.parse_args_with(syn::punctuated::Punctuated::<syn::Path, syn::Token![,]>::parse_terminated).ok()
+                })
                 .flatten()
                 .filter_map(|path| path.segments.last().map(|s| s.ident.to_string()))
                 .collect();
@@ -37,7 +39,9 @@ fn metric_names(program: &str) -> Vec<(String, String)> {
     for path in files(&root().join(program).join("src"), "rs") {
         let text = read(&path);
         for part in text.split(".register").skip(1) {
-            if let Some(name) = part.split('"').nth(1).filter(|name| !name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c.is_ascii_digit())) {
+            if let Some(name) = part.split('"').nth(1).filter(|name| {
+                !name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c.is_ascii_digit())
+            }) {
                 found.push((shown(&path), name.to_owned()));
             }
         }

@@ -7,10 +7,37 @@ use common::{files, read, root, shown};
 const PURE: &[&str] = &["common/kv", "common/media", "common/openai", "common/gossip", "sidecar/core", "balancer/core"];
 
 const FORBIDDEN_WORDS: &[&str] = &[
-    "std::net", "std::fs", "std::env", "std::process", "std::thread", "std::io::std", "Instant::now", "SystemTime", "tokio", "hyper::", "tracing::", "println!", "eprintln!", "rand::", "RandomState::new",
+    "std::net",
+    "std::fs",
+    "std::env",
+    "std::process",
+    "std::thread",
+    "std::io::std",
+    "Instant::now",
+    "SystemTime",
+    "tokio",
+    "hyper::",
+    "tracing::",
+    "println!",
+    "eprintln!",
+    "rand::",
+    "RandomState::new",
 ];
 
-const FORBIDDEN_CRATES: &[&str] = &["tokio", "tokio-util", "hyper", "hyper-util", "tower", "zeromq", "reqwest", "rand", "fastrand", "tracing", "pingora-core", "async-trait"];
+const FORBIDDEN_CRATES: &[&str] = &[
+    "tokio",
+    "tokio-util",
+    "hyper",
+    "hyper-util",
+    "tower",
+    "zeromq",
+    "reqwest",
+    "rand",
+    "fastrand",
+    "tracing",
+    "pingora-core",
+    "async-trait",
+];
 
 /// The part of a file that is not test code: everything before the first `#[cfg(test)]`.
 fn shipped(text: &str) -> &str {
@@ -21,7 +48,9 @@ fn shipped(text: &str) -> &str {
 fn pure_crates_name_nothing_impure() {
     for crate_dir in PURE {
         for path in files(&root().join(crate_dir).join("src"), "rs") {
-            if path.file_name().is_some_and(|name| name == "tests.rs") || path.iter().any(|part| part == "tests") && !path.starts_with(root().join("tests")) {
+            if path.file_name().is_some_and(|name| name == "tests.rs")
+                || path.iter().any(|part| part == "tests") && !path.starts_with(root().join("tests"))
+            {
                 continue;
             }
             let text = read(&path);

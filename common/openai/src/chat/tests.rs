@@ -3,8 +3,9 @@ use serde_json::json;
 
 use crate::chat::ChatRequest;
 use crate::completion::CompletionRequest;
-use crate::cut::{CutPolicy, scan_cuts};
+use crate::cut::CutPolicy;
 use crate::edit::Edits;
+use crate::scan_cuts;
 
 const FULL: &str = r#"{
   "model": "tiny-vl", "stream": true, "stream_options": {"include_usage": true}, "n": 2, "max_tokens": 5, "priority": -1,

@@ -1,5 +1,6 @@
-use crate::cut::{CutPolicy, scan_cuts};
+use crate::cut::CutPolicy;
 use crate::edit::Edits;
+use crate::scan_cuts;
 
 #[track_caller]
 fn check(body: &str, policy: CutPolicy, expect: &str) {

@@ -5,7 +5,10 @@ use std::path::{Path, PathBuf};
 
 /// Root of the workspace.
 pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("tests/tidy lies two levels under the root")
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .canonicalize()
+        .expect("tests/tidy lies two levels under the root")
 }
 
 /// All files under `dir` with this extension, without build output and hidden folders.
