@@ -1,0 +1,143 @@
+//! Wires the parts together: binds the ports, starts the tasks, and ends them in order.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use fovea_service::admin::{self, Admin, Readiness};
+use fovea_service::shutdown::{Drained, Shutdown};
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::{Config, KeyError, base_url};
+use crate::debug;
+use crate::engine::watch::Watch;
+use crate::gossip::Gossip;
+use crate::metrics::Metrics;
+use crate::proxy::budget::Budget;
+use crate::proxy::forward::{Forward, Target, client};
+use crate::proxy::paths::Paths;
+use crate::proxy::prepare::Bodies;
+use crate::proxy::serve::serve;
+use crate::proxy::stack::Shared;
+use crate::state::State;
+
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("cannot bind {field} ({address}); is another program there?")]
+    Bind {
+        field: &'static str,
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    #[error("engine.url: is no base url; write one such as `http://127.0.0.1:8200`")]
+    EngineUrl,
+}
+
+/// A sidecar that serves.
+pub struct App {
+    /// Where it listens, with the port that was given for port 0.
+    pub http: SocketAddr,
+    pub admin: SocketAddr,
+    pub state: Arc<State>,
+    config: Arc<Config>,
+    shutdown: Shutdown,
+    /// Ends admin port and balancer streams, after the requests.
+    late: CancellationToken,
+}
+
+impl App {
+    /// Binds and starts everything. The engine need not be there yet.
+    ///
+    /// # Errors
+    /// A port is taken, or the key file cannot be read.
+    pub async fn start(config: Config, shutdown: Shutdown) -> Result<Self, StartError> {
+        let config = Arc::new(config);
+        let key = config.trust.key()?;
+        let target = base_url(&config.engine.url).as_ref().and_then(Target::new).ok_or(StartError::EngineUrl)?;
+        let (listener, http) = bind("listen", config.listen).await?;
+        let (admin_listener, admin) = bind("admin", config.admin).await?;
+        let mut registry = Registry::default();
+        let metrics = Metrics::register(&mut registry);
+        let state = State::new(&config);
+        let budget = Budget::new(config.limits.bodies_max.as_u64(), config.timeouts.budget);
+        let engine = client(config.timeouts.connect);
+        let shared = Arc::new(Shared {
+            state: Arc::clone(&state),
+            metrics: metrics.proxy.clone(),
+            paths: Paths::new(&config.allow_paths),
+            bodies: Bodies { budget: budget.clone(), limits: config.limits.clone(), timeouts: config.timeouts.clone() },
+            trust_loopback: config.trust.loopback,
+            key,
+            forward: Forward {
+                client: engine.clone(),
+                target: Arc::new(target),
+                first_byte: config.timeouts.first_byte,
+            },
+        });
+        let app = Self { http, admin, state, config, shutdown, late: CancellationToken::new() };
+        app.shutdown.spawn(serve(listener, shared, app.config.limits.connections_max, app.shutdown.clone()));
+        app.watch(engine, metrics.clone(), budget);
+        app.gossip(metrics);
+        app.serve_admin(admin_listener, registry);
+        Ok(app)
+    }
+
+    /// Waits for the stop, then for the requests in flight, then ends the rest.
+    pub async fn run(self) {
+        self.shutdown.requested().await;
+        self.state.set_draining();
+        // Streams and admin port stand while requests drain, so they are not among what is waited for.
+        let drained = self.shutdown.drain(self.config.timeouts.drain).await;
+        self.late.cancel();
+        if let Drained::Cut { tasks } = drained {
+            tracing::warn!(tasks, "requests were cut at the end of the drain");
+        }
+    }
+
+    fn watch(&self, client: crate::engine::discover::EngineClient, metrics: Metrics, budget: Budget) {
+        let (config, state) = (Arc::clone(&self.config), Arc::clone(&self.state));
+        let watch = Watch { client, config, state, metrics, budget, shutdown: self.shutdown.clone() };
+        self.shutdown.spawn(watch.run());
+    }
+
+    fn gossip(&self, metrics: Metrics) {
+        let gossip = Gossip {
+            balancers: self.config.balancers.clone(),
+            config: self.config.gossip.clone(),
+            http_port: self.http.port(),
+            state: Arc::clone(&self.state),
+            metrics: metrics.gossip,
+            stop: self.late.clone(),
+        };
+        tokio::spawn(gossip.run());
+    }
+
+    fn serve_admin(&self, listener: TcpListener, registry: Registry) {
+        let (ready, debugged) = (Arc::clone(&self.state), Arc::clone(&self.state));
+        let ready = move || match (ready.is_draining(), ready.is_up()) {
+            (true, _) => Readiness::NotReady("draining".to_owned()),
+            (_, false) => Readiness::NotReady("the engine does not answer".to_owned()),
+            _ => Readiness::Ready,
+        };
+        let admin = Admin::new(Arc::new(registry), ready).route("/debug/state", move || debug::state(&debugged));
+        tokio::spawn(admin::serve(listener, admin, self.late.clone()));
+    }
+}
+
+impl Drop for App {
+    fn drop(&mut self) {
+        self.late.cancel();
+    }
+}
+
+async fn bind(field: &'static str, address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {
+    let failed = |source| StartError::Bind { field, address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    Ok((listener, bound))
+}

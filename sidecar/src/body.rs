@@ -1,0 +1,67 @@
+//! The one body type of the request path, both ways, and a bounded read of a small one.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::Body as _;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Why a body broke off. A type of its own, for the compiler cannot generalise over a bare boxed error in closures.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct BodyError(BoxError);
+
+impl BodyError {
+    pub fn new(error: impl Into<BoxError>) -> Self {
+        Self(error.into())
+    }
+}
+
+/// A request or response body, streamed frame by frame.
+pub type Body = UnsyncBoxBody<Bytes, BodyError>;
+
+pub fn full(bytes: impl Into<Bytes>) -> Body {
+    Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
+}
+
+pub fn empty() -> Body {
+    full(Bytes::new())
+}
+
+/// Boxes any body.
+pub fn boxed<B>(body: B) -> Body
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    body.map_err(BodyError::new).boxed_unsync()
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    #[error("longer than {limit} bytes")]
+    TooLong { limit: usize },
+    #[error("took longer than {limit:?}")]
+    TooSlow { limit: Duration },
+    #[error("broke off")]
+    Broken(#[source] BoxError),
+}
+
+/// Reads a whole body of at most `limit` bytes within `time`.
+///
+/// # Errors
+/// When it is longer, slower, or breaks off.
+pub async fn read(body: Body, limit: usize, time: Duration) -> Result<Bytes, ReadError> {
+    if body.size_hint().lower() > limit as u64 {
+        return Err(ReadError::TooLong { limit });
+    }
+    match tokio::time::timeout(time, Limited::new(body, limit).collect()).await {
+        Err(_) => Err(ReadError::TooSlow { limit: time }),
+        Ok(Ok(whole)) => Ok(whole.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ReadError::TooLong { limit }),
+        Ok(Err(error)) => Err(ReadError::Broken(error)),
+    }
+}

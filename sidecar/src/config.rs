@@ -1,0 +1,411 @@
+//! `sidecar.yaml`: typed, closed, checked once before any port is bound. `docs/operate/sidecar.md` explains every field.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fovea_service::config::{ByteSize, Invalid, Validate, human_duration};
+use fovea_service::telemetry::LogConfig;
+use http::Uri;
+use serde::Deserialize;
+
+/// What the protocol allows.
+const PREAMBLE_MAX: ByteSize = ByteSize(fovea_gossip::preamble::MAX_PREAMBLE_BYTES as u64);
+
+/// Everything the sidecar can be told. Sizes and times carry their unit: `64MiB`, `250ms`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Where requests are taken.
+    pub listen: SocketAddr,
+    /// Where metrics, health and `/debug/state` are served.
+    pub admin: SocketAddr,
+    /// Base URL under which balancers reach `listen`. Empty = the local address of each balancer stream, and the port of `listen`.
+    pub advertised_url: String,
+    /// Block-stream addresses, `host:port`. A name is resolved again and again; each of its addresses gets a stream.
+    pub balancers: Vec<String>,
+    pub engine: EngineConfig,
+    pub events: EventsConfig,
+    pub model: ModelConfig,
+    pub blocks: BlocksConfig,
+    pub gossip: GossipConfig,
+    pub limits: Limits,
+    pub timeouts: Timeouts,
+    pub trust: Trust,
+    /// Engine paths passed on besides the built-in ones, e.g. `/reset_prefix_cache`. Exact match.
+    pub allow_paths: Vec<String>,
+    pub log: LogConfig,
+}
+
+/// The engine's HTTP side.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EngineConfig {
+    /// Base URL, `http://host:port`.
+    pub url: String,
+    /// Time between two looks at the engine's facts and load.
+    #[serde(with = "human_duration")]
+    pub check_interval: Duration,
+    /// Limit of one discovery call.
+    #[serde(with = "human_duration")]
+    pub check_timeout: Duration,
+}
+
+/// What `/kv_event_sources` does not say, or says wrongly.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EventsConfig {
+    /// ZMQ endpoint of rank 0's events, e.g. `tcp://127.0.0.1:5557`; rank r adds r to the port. Empty = ask the engine.
+    pub endpoint: String,
+    /// ZMQ endpoint of rank 0's replay. Empty = ask the engine.
+    pub replay_endpoint: String,
+    /// Topic prefix to subscribe to. Empty = all.
+    pub topic: String,
+    /// The engine connects to us (its endpoint has neither `*` nor `ipc://`): bind `endpoint` instead of connecting to it.
+    pub bind: bool,
+}
+
+/// Facts that HTTP does not reveal, or that must be overruled. Empty or 0 = as the engine says.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelConfig {
+    /// Model string given to `vllm serve`: it enters the default image identity.
+    pub engine_model: String,
+    /// Names under which the base model is served.
+    pub served_names: Vec<String>,
+    /// Longest sequence in tokens.
+    pub max_model_len: u32,
+    /// Tokens per KV block.
+    pub block_size: u32,
+    /// KV capacity in blocks, per rank.
+    pub capacity_blocks: u64,
+    /// The model has attention groups other than full: depth is an upper bound.
+    pub hybrid: bool,
+    /// Images are transposed by EXIF orientation before they are measured.
+    pub exif: bool,
+}
+
+/// What is remembered of the engine's blocks.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct BlocksConfig {
+    /// Blocks remembered per rank, about 200 bytes each; more are not published.
+    pub blocks_max: usize,
+    /// With no event for this long since the last one, the engine is asked whether one was lost.
+    #[serde(with = "human_duration")]
+    pub audit_after: Duration,
+}
+
+/// Block streams to the balancers.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GossipConfig {
+    /// Limit of one dial.
+    #[serde(with = "human_duration")]
+    pub dial_timeout: Duration,
+    /// A heartbeat goes out when nothing else did for this long.
+    #[serde(with = "human_duration")]
+    pub heartbeat: Duration,
+    /// Engine events are gathered this long into one delta.
+    #[serde(with = "human_duration")]
+    pub flush_interval: Duration,
+    /// Shortest time between two load messages.
+    #[serde(with = "human_duration")]
+    pub load_interval: Duration,
+    /// Time between two resolutions of the names in `balancers`.
+    #[serde(with = "human_duration")]
+    pub resolve_interval: Duration,
+    /// Longest pause before the next dial; the first is a tenth of a second.
+    #[serde(with = "human_duration")]
+    pub backoff_max: Duration,
+    /// A balancer that takes nothing for this long is dropped.
+    #[serde(with = "human_duration")]
+    pub write_timeout: Duration,
+    /// Deltas kept for balancers that lag, in bytes per rank (8 a block); one that is further behind gets a snapshot.
+    pub ring_max: ByteSize,
+    /// Most addresses that all names together may give.
+    pub balancers_max: usize,
+}
+
+/// Memory bounds of the request path.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Largest request body; more is refused with 413.
+    pub body_max: ByteSize,
+    /// All bodies held at one moment together; a request waits `timeouts.budget` for room, then gets 503.
+    pub bodies_max: ByteSize,
+    /// Largest balancer record before a body.
+    pub preamble_max: ByteSize,
+    /// Connections at one moment; more are closed at once.
+    pub connections_max: usize,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Timeouts {
+    /// To the engine.
+    #[serde(with = "human_duration")]
+    pub connect: Duration,
+    /// From a client: request head, and how long an idle connection is kept. Longer than balancers keep theirs (60 s).
+    #[serde(with = "human_duration")]
+    pub client_head: Duration,
+    /// From a client: a body that is buffered, or a preamble.
+    #[serde(with = "human_duration")]
+    pub client_body: Duration,
+    /// From the engine: response head.
+    #[serde(with = "human_duration")]
+    pub first_byte: Duration,
+    /// From the engine: between two pieces of a response.
+    #[serde(with = "human_duration")]
+    pub stream_idle: Duration,
+    /// Wait for room under `limits.bodies_max`.
+    #[serde(with = "human_duration")]
+    pub budget: Duration,
+    /// Requests in flight at shutdown are waited for, at most this long.
+    #[serde(with = "human_duration")]
+    pub drain: Duration,
+}
+
+/// Who may send a preamble. Either is enough.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Trust {
+    /// Peers whose address is loopback.
+    pub loopback: bool,
+    /// Shared key, sent by balancers in `x-fovea-key`. Empty = none.
+    pub shared_key: String,
+    /// File that holds the key (white space around it is cut). Wins over `shared_key`.
+    pub shared_key_file: Option<PathBuf>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([0, 0, 0, 0], 8000)),
+            admin: SocketAddr::from(([127, 0, 0, 1], 8001)),
+            advertised_url: String::new(),
+            balancers: Vec::new(),
+            engine: EngineConfig::default(),
+            events: EventsConfig::default(),
+            model: ModelConfig::default(),
+            blocks: BlocksConfig::default(),
+            gossip: GossipConfig::default(),
+            limits: Limits::default(),
+            timeouts: Timeouts::default(),
+            trust: Trust::default(),
+            allow_paths: Vec::new(),
+            log: LogConfig::default(),
+        }
+    }
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            url: "http://127.0.0.1:8200".into(),
+            check_interval: Duration::from_secs(2),
+            check_timeout: Duration::from_secs(2),
+        }
+    }
+}
+
+impl Default for ModelConfig {
+    fn default() -> Self {
+        Self {
+            engine_model: String::new(),
+            served_names: Vec::new(),
+            max_model_len: 0,
+            block_size: 0,
+            capacity_blocks: 0,
+            hybrid: false,
+            exif: true,
+        }
+    }
+}
+
+impl Default for BlocksConfig {
+    fn default() -> Self {
+        Self { blocks_max: 1 << 20, audit_after: Duration::from_secs(5) }
+    }
+}
+
+impl Default for GossipConfig {
+    fn default() -> Self {
+        Self {
+            dial_timeout: Duration::from_millis(500),
+            heartbeat: Duration::from_millis(250),
+            flush_interval: Duration::from_millis(10),
+            load_interval: Duration::from_millis(50),
+            resolve_interval: Duration::from_secs(3),
+            backoff_max: Duration::from_secs(2),
+            write_timeout: Duration::from_secs(5),
+            ring_max: ByteSize::mib(2),
+            balancers_max: 16,
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            body_max: ByteSize::mib(64),
+            bodies_max: ByteSize::mib(256),
+            preamble_max: PREAMBLE_MAX,
+            connections_max: 4096,
+        }
+    }
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_millis(500),
+            client_head: Duration::from_secs(75),
+            client_body: Duration::from_secs(60),
+            first_byte: Duration::from_secs(300),
+            stream_idle: Duration::from_secs(120),
+            budget: Duration::from_secs(5),
+            drain: Duration::from_secs(300),
+        }
+    }
+}
+
+impl Default for Trust {
+    fn default() -> Self {
+        Self { loopback: true, shared_key: String::new(), shared_key_file: None }
+    }
+}
+
+/// `http://host:port` without path: the only form of base URL that is taken.
+pub fn base_url(text: &str) -> Option<Uri> {
+    let uri: Uri = text.parse().ok()?;
+    let plain = uri.scheme_str() == Some("http") && matches!(uri.path(), "" | "/") && uri.query().is_none();
+    (plain && uri.authority().is_some_and(|authority| !authority.as_str().contains('@'))).then_some(uri)
+}
+
+impl Validate for Config {
+    fn validate(&self) -> Result<(), Invalid> {
+        let invalid = |field: &str, problem: &str, remedy: &str| Err(Invalid::new(field, problem, remedy));
+        self.log.validate().map_err(|wrong| wrong.within("log"))?;
+        if base_url(&self.engine.url).is_none() {
+            return invalid("engine.url", "is no base url", "write one such as `http://127.0.0.1:8200`");
+        }
+        if !self.advertised_url.is_empty() && base_url(&self.advertised_url).is_none() {
+            return invalid(
+                "advertised_url",
+                "is no base url",
+                "write one such as `http://10.0.0.7:8000`, or leave it out",
+            );
+        }
+        if self.balancers.iter().any(|name| !has_port(name)) {
+            return invalid(
+                "balancers",
+                "has an entry without port",
+                "write each as `host:port`, e.g. `127.0.0.1:7400`",
+            );
+        }
+        if self.events.bind && self.events.endpoint.is_empty() {
+            return invalid(
+                "events.endpoint",
+                "is empty though events.bind is set",
+                "write what to bind, e.g. `tcp://127.0.0.1:5557`",
+            );
+        }
+        if self.allow_paths.iter().any(|path| !path.starts_with('/')) {
+            return invalid("allow_paths", "has an entry that is no path", "begin each with `/`");
+        }
+        if self.limits.body_max.as_u64() == 0 || self.limits.body_max > self.limits.bodies_max {
+            return invalid("limits.body_max", "is 0 or above limits.bodies_max", "write a size such as `64MiB`");
+        }
+        if self.limits.bodies_max > ByteSize::tib(1) {
+            return invalid("limits.bodies_max", "is above 1TiB", "write a size such as `256MiB`");
+        }
+        if self.limits.preamble_max.as_u64() == 0 || self.limits.preamble_max > PREAMBLE_MAX {
+            return invalid("limits.preamble_max", "is 0 or above 4MiB", "write a size such as `4MiB`");
+        }
+        if self.limits.connections_max == 0
+            || self.blocks.blocks_max == 0
+            || self.gossip.balancers_max == 0
+            || self.gossip.ring_max.as_u64() == 0
+        {
+            return invalid(
+                "limits.connections_max, blocks.blocks_max, gossip.balancers_max or gossip.ring_max",
+                "is 0",
+                "write a number above 0",
+            );
+        }
+        if self.times().iter().any(Duration::is_zero) {
+            return invalid("timeouts, gossip or engine", "has a time of 0", "write a time such as `500ms`");
+        }
+        Ok(())
+    }
+}
+
+impl Config {
+    fn times(&self) -> [Duration; 16] {
+        let (t, g, e) = (&self.timeouts, &self.gossip, &self.engine);
+        [
+            t.connect,
+            t.client_head,
+            t.client_body,
+            t.first_byte,
+            t.stream_idle,
+            t.budget,
+            g.dial_timeout,
+            g.heartbeat,
+            g.flush_interval,
+            g.load_interval,
+            g.resolve_interval,
+            g.backoff_max,
+            g.write_timeout,
+            e.check_interval,
+            e.check_timeout,
+            self.blocks.audit_after,
+        ]
+    }
+}
+
+impl Trust {
+    /// The key in force, `None` without one.
+    ///
+    /// # Errors
+    /// The key file cannot be read, or is empty.
+    pub fn key(&self) -> Result<Option<Vec<u8>>, KeyError> {
+        let Some(path) = &self.shared_key_file else {
+            return Ok((!self.shared_key.is_empty()).then(|| self.shared_key.clone().into_bytes()));
+        };
+        let text = std::fs::read_to_string(path).map_err(|source| KeyError::Read { path: path.clone(), source })?;
+        match text.trim() {
+            "" => Err(KeyError::Empty { path: path.clone() }),
+            key => Ok(Some(key.as_bytes().to_vec())),
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    #[error("trust.shared_key_file: cannot read {}", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("trust.shared_key_file: {} is empty: write the key into it", path.display())]
+    Empty { path: PathBuf },
+}
+
+fn has_port(name: &str) -> bool {
+    name.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+}
+
+/// Reads, parses and checks the file.
+///
+/// # Errors
+/// As `fovea_service::config::load`.
+pub fn load(path: &Path) -> Result<Config, fovea_service::config::ConfigError> {
+    fovea_service::config::load(path)
+}
+
+#[cfg(test)]
+mod tests;

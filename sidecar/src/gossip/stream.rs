@@ -1,0 +1,280 @@
+//! One stream to one balancer, from dial to end.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use fovea_gossip::codec::{CodecError, Decoder, encode_sidecar};
+use fovea_gossip::message::{FromBalancer, FromSidecar, Hello};
+use fovea_gossip::outbox::{Cursor, Next, snapshot_frames};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
+
+use super::Gossip;
+use crate::worker::lock;
+
+/// From our hello to the balancer's welcome.
+const WELCOME_TIMEOUT: Duration = Duration::from_secs(3);
+/// Requests of the balancer that wait to be looked at; what finds no room waits in the socket.
+const REQUESTS_MAX: usize = 64;
+/// Frames gathered into one write, in bytes.
+const WRITE_BYTES: usize = 64 << 10;
+const READ_BYTES: usize = 4 << 10;
+
+#[derive(Debug, thiserror::Error)]
+pub enum StreamError {
+    #[error("cannot connect within {limit:?}")]
+    Dial {
+        limit: Duration,
+        #[source]
+        source: Option<std::io::Error>,
+    },
+    #[error("no welcome: is this address the sync port of a balancer?")]
+    NoWelcome,
+    #[error("the connection broke")]
+    Broken(#[source] std::io::Error),
+    #[error("closed by the balancer")]
+    Closed,
+    #[error("the balancer takes nothing for {limit:?}; raise gossip.write_timeout if the link is only slow")]
+    Stuck { limit: Duration },
+    #[error("the balancer speaks another protocol")]
+    Protocol(#[source] CodecError),
+}
+
+impl StreamError {
+    pub fn was_connected(&self) -> bool {
+        !matches!(self, Self::Dial { .. })
+    }
+}
+
+/// Runs one stream; only an error ends it.
+pub(super) async fn run(gossip: &Gossip, address: SocketAddr) -> Result<Infallible, StreamError> {
+    // Nothing can be said before the engine has been seen.
+    let mut hello = gossip.state.hello();
+    let seen = hello.wait_for(Option::is_some).await;
+    seen.map(drop).map_err(|_| StreamError::Closed)?;
+    let limit = gossip.config.dial_timeout;
+    let stream = match timeout(limit, TcpStream::connect(address)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(source)) => return Err(StreamError::Dial { limit, source: Some(source) }),
+        Err(_) => return Err(StreamError::Dial { limit, source: None }),
+    };
+    stream.set_nodelay(true).map_err(StreamError::Broken)?;
+    let local = stream.local_addr().map_err(StreamError::Broken)?;
+    let own_url = format!("http://{}", SocketAddr::new(local.ip(), gossip.http_port));
+    let (mut read, write) = stream.into_split();
+    let mut writer = Writer {
+        gossip,
+        address,
+        write,
+        own_url,
+        buffer: BytesMut::new(),
+        cursor: Cursor::default(),
+        load_sent: None,
+        told: 0,
+    };
+    let first = hello.borrow_and_update().clone();
+    writer.hello(first).await?;
+    let mut decoder = Decoder::<FromBalancer>::new();
+    match timeout(WELCOME_TIMEOUT, message(&mut read, &mut decoder)).await {
+        Ok(Ok(FromBalancer::Welcome(_))) => {}
+        Ok(Err(error)) => return Err(error),
+        Ok(Ok(_)) | Err(_) => return Err(StreamError::NoWelcome),
+    }
+    tracing::info!(%address, "stream to a balancer stands");
+    let _shown = Shown::new(gossip, address);
+    let (requests, asked) = mpsc::channel(REQUESTS_MAX);
+    tokio::select! {
+        ended = listen(gossip, address, read, decoder, requests) => ended,
+        ended = writer.feed(hello, asked) => ended,
+    }
+}
+
+/// The stream is counted while it stands.
+struct Shown<'a> {
+    gossip: &'a Gossip,
+    address: SocketAddr,
+}
+
+impl<'a> Shown<'a> {
+    fn new(gossip: &'a Gossip, address: SocketAddr) -> Self {
+        gossip.metrics.streams.inc();
+        lock(&gossip.state.streams).entry(address).or_default().connected = true;
+        Self { gossip, address }
+    }
+}
+
+impl Drop for Shown<'_> {
+    fn drop(&mut self) {
+        self.gossip.metrics.streams.dec();
+        if let Some(info) = lock(&self.gossip.state.streams).get_mut(&self.address) {
+            info.connected = false;
+        }
+    }
+}
+
+async fn message(read: &mut OwnedReadHalf, decoder: &mut Decoder<FromBalancer>) -> Result<FromBalancer, StreamError> {
+    let mut bytes = [0; READ_BYTES];
+    loop {
+        if let Some(message) = decoder.next().map_err(StreamError::Protocol)? {
+            return Ok(message);
+        }
+        match read.read(&mut bytes).await.map_err(StreamError::Broken)? {
+            0 => return Err(StreamError::Closed),
+            n => decoder.push(&bytes[..n]),
+        }
+    }
+}
+
+/// Reads what the balancer says, and passes on the workers it wants anew.
+async fn listen(
+    gossip: &Gossip,
+    address: SocketAddr,
+    mut read: OwnedReadHalf,
+    mut decoder: Decoder<FromBalancer>,
+    requests: mpsc::Sender<u16>,
+) -> Result<Infallible, StreamError> {
+    loop {
+        match message(&mut read, &mut decoder).await? {
+            FromBalancer::Welcome(_) => {}
+            FromBalancer::Ack { seq, .. } => {
+                if let Some(info) = lock(&gossip.state.streams).get_mut(&address) {
+                    info.acknowledged_seq = seq;
+                }
+            }
+            FromBalancer::Resync { worker } => {
+                gossip.metrics.resyncs.inc();
+                requests.send(worker).await.map_err(|_| StreamError::Closed)?;
+            }
+        }
+    }
+}
+
+struct Writer<'a> {
+    gossip: &'a Gossip,
+    address: SocketAddr,
+    write: OwnedWriteHalf,
+    own_url: String,
+    buffer: BytesMut,
+    cursor: Cursor,
+    load_sent: Option<Instant>,
+    /// Workers in the last hello: of others the balancer does not know yet.
+    told: usize,
+}
+
+impl Writer<'_> {
+    /// Sends what is new, as it becomes new.
+    async fn feed(
+        &mut self,
+        mut hello: tokio::sync::watch::Receiver<Option<Arc<Hello>>>,
+        mut asked: mpsc::Receiver<u16>,
+    ) -> Result<Infallible, StreamError> {
+        let state = &self.gossip.state;
+        let (mut published, mut load) = (state.published(), state.load_changed());
+        let config = &self.gossip.config;
+        self.blocks().await?;
+        self.load().await?;
+        let mut load_due = None;
+        loop {
+            let heartbeat = tokio::time::sleep(config.heartbeat);
+            tokio::select! {
+                Ok(()) = hello.changed() => {
+                    let new = hello.borrow_and_update().clone();
+                    self.hello(new).await?;
+                    self.blocks().await?;
+                }
+                Ok(()) = published.changed() => self.blocks().await?,
+                Some(worker) = asked.recv() => {
+                    self.cursor.resync(worker);
+                    self.blocks().await?;
+                }
+                Ok(()) = load.changed(), if load_due.is_none() => {
+                    load_due = Some(self.load_sent.map_or_else(Instant::now, |sent| sent + config.load_interval));
+                }
+                () = tokio::time::sleep_until(load_due.unwrap_or_else(Instant::now)), if load_due.is_some() => {
+                    load_due = None;
+                    load.mark_unchanged();
+                    self.load().await?;
+                }
+                () = heartbeat => self.send(&FromSidecar::Heartbeat).await?,
+            }
+        }
+    }
+
+    async fn hello(&mut self, hello: Option<Arc<Hello>>) -> Result<(), StreamError> {
+        let Some(hello) = hello else { return Ok(()) };
+        let mut hello = Hello::clone(&hello);
+        self.told = hello.workers.len();
+        if hello.advertised_url.is_empty() {
+            hello.advertised_url.clone_from(&self.own_url);
+        }
+        self.send(&FromSidecar::Hello(hello)).await
+    }
+
+    async fn load(&mut self) -> Result<(), StreamError> {
+        self.load_sent = Some(Instant::now());
+        let workers = self.gossip.state.workers();
+        if workers.len() != self.told {
+            return Ok(());
+        }
+        for worker in workers {
+            self.put(
+                encode_sidecar(&FromSidecar::Load(worker.load.message(worker.index))).map_err(StreamError::Protocol)?,
+            )
+            .await?;
+        }
+        self.flush().await
+    }
+
+    /// Everything in the outbox that this balancer has not got.
+    async fn blocks(&mut self) -> Result<(), StreamError> {
+        let fleet = self.gossip.state.fleet();
+        if fleet.workers.len() != self.told {
+            // New ranks: the hello that names them is on its way.
+            return Ok(());
+        }
+        loop {
+            let next = lock(&fleet.outbox).poll(&mut self.cursor);
+            match next {
+                Next::Frame(frame) => self.put(frame).await?,
+                Next::NeedSnapshot { worker, .. } => {
+                    let snapshot = fleet.workers.get(usize::from(worker)).and_then(|worker| worker.snapshot());
+                    let Some((epoch, seq, levels)) = snapshot else { return Err(StreamError::Closed) };
+                    for frame in snapshot_frames(worker, epoch, seq, levels) {
+                        self.put(frame).await?;
+                    }
+                    self.cursor.snapshot_taken(worker, epoch, seq);
+                    self.gossip.metrics.snapshots.inc();
+                    if let Some(info) = lock(&self.gossip.state.streams).get_mut(&self.address) {
+                        info.snapshots += 1;
+                    }
+                }
+                Next::Idle => return self.flush().await,
+            }
+        }
+    }
+
+    async fn send(&mut self, message: &FromSidecar) -> Result<(), StreamError> {
+        self.put(encode_sidecar(message).map_err(StreamError::Protocol)?).await?;
+        self.flush().await
+    }
+
+    async fn put(&mut self, frame: Bytes) -> Result<(), StreamError> {
+        self.gossip.metrics.frames.inc();
+        self.buffer.extend_from_slice(&frame);
+        if self.buffer.len() >= WRITE_BYTES { self.flush().await } else { Ok(()) }
+    }
+
+    async fn flush(&mut self) -> Result<(), StreamError> {
+        let limit = self.gossip.config.write_timeout;
+        self.gossip.metrics.bytes.inc_by(self.buffer.len() as u64);
+        let written = timeout(limit, self.write.write_all(&self.buffer)).await;
+        self.buffer.clear();
+        written.map_err(|_| StreamError::Stuck { limit })?.map_err(StreamError::Broken)
+    }
+}

@@ -1,0 +1,106 @@
+//! The engine's answer on its way back: frame by frame, and with it what must end when it ends.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use tokio::time::{Instant, Sleep};
+
+use crate::body::{Body, BodyError};
+use crate::load::Charge;
+
+/// A response body that keeps a request charged until it ends or is dropped, and that gives up on a silent engine.
+pub struct Answer {
+    inner: Body,
+    charge: Option<Charge>,
+    idle: Duration,
+    silent: Pin<Box<Sleep>>,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the engine sent nothing for {limit:?}; raise timeouts.stream_idle in sidecar.yaml if it is only slow")]
+struct Silent {
+    limit: Duration,
+}
+
+impl Answer {
+    pub fn new(inner: Body, charge: Option<Charge>, idle: Duration) -> Self {
+        Self { inner, charge, idle, silent: Box::pin(tokio::time::sleep(idle)) }
+    }
+}
+
+impl http_body::Body for Answer {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let Poll::Ready(frame) = Pin::new(&mut self.inner).poll_frame(cx) else {
+            ready!(self.silent.as_mut().poll(cx));
+            return Poll::Ready(Some(Err(BodyError::new(Silent { limit: self.idle }))));
+        };
+        match &frame {
+            Some(Ok(_)) => {
+                let next = Instant::now() + self.idle;
+                self.silent.as_mut().reset(next);
+                if let Some(charge) = &mut self.charge {
+                    charge.first_byte();
+                }
+            }
+            Some(Err(_)) | None => self.charge = None,
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use http_body_util::{BodyExt, StreamBody};
+    use tokio::sync::{mpsc, watch};
+
+    use super::*;
+    use crate::load::RankLoad;
+
+    fn stream() -> (mpsc::Sender<&'static str>, Body) {
+        let (sender, mut receiver) = mpsc::channel::<&'static str>(4);
+        let frames = futures_util::stream::poll_fn(move |cx| {
+            receiver.poll_recv(cx).map(|text| text.map(|text| Ok::<_, BodyError>(Frame::data(Bytes::from(text)))))
+        });
+        (sender, StreamBody::new(frames).boxed_unsync())
+    }
+
+    #[tokio::test]
+    async fn a_request_runs_from_the_first_byte_to_the_last() {
+        let load = RankLoad::new(Arc::new(watch::channel(0).0));
+        let counts = || (load.message(0).waiting, load.message(0).running);
+        let (sender, body) = stream();
+        let mut answer = Answer::new(body, Some(load.charge(10, 10)), Duration::from_secs(9));
+        assert_eq!(counts(), (1, 0));
+        sender.send("a").await.unwrap();
+        assert!(answer.frame().await.unwrap().is_ok());
+        assert_eq!(counts(), (0, 1));
+        drop(sender);
+        assert!(answer.frame().await.is_none());
+        assert_eq!(counts(), (0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_engine_is_given_up_on() {
+        let (sender, body) = stream();
+        let mut answer = Answer::new(body, None, Duration::from_secs(9));
+        sender.send("a").await.unwrap();
+        assert!(answer.frame().await.unwrap().is_ok());
+        assert!(answer.frame().await.unwrap().unwrap_err().to_string().contains("stream_idle"));
+    }
+}

@@ -1,0 +1,76 @@
+//! The bottom of the stack: one request to the engine. Dropping the future or the answer's body closes the engine's connection, so
+//! a client that leaves cancels its request there, during prefill too.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{Request, Response, Uri, Version};
+use hyper_util::client::legacy::{Client, connect::HttpConnector};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+
+use super::headers;
+use super::refusal::{Outcome, Refusal};
+use crate::body::{self, Body};
+use crate::engine::discover::EngineClient;
+
+/// Idle connections are closed before uvicorn does it (5 s by default), so that no request meets a closing one.
+const POOL_IDLE: Duration = Duration::from_secs(3);
+
+/// The engine's base URL, taken apart once.
+#[derive(Clone, Debug)]
+pub struct Target {
+    scheme: Scheme,
+    authority: Authority,
+}
+
+impl Target {
+    pub fn new(base: &Uri) -> Option<Self> {
+        Some(Self { scheme: base.scheme()?.clone(), authority: base.authority()?.clone() })
+    }
+}
+
+pub fn client(connect: Duration) -> EngineClient {
+    let mut connector = HttpConnector::new();
+    connector.set_nodelay(true);
+    connector.set_connect_timeout(Some(connect));
+    Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).pool_idle_timeout(POOL_IDLE).build(connector)
+}
+
+#[derive(Clone)]
+pub struct Forward {
+    pub client: EngineClient,
+    pub target: Arc<Target>,
+    pub first_byte: Duration,
+}
+
+impl Forward {
+    /// Never fails: what goes wrong is an answer of our own.
+    pub async fn call(self, request: Request<Body>) -> Result<Response<Body>, Infallible> {
+        Ok(self.send(request).await.unwrap_or_else(Refusal::into_response))
+    }
+
+    async fn send(self, mut request: Request<Body>) -> Result<Response<Body>, Refusal> {
+        let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+        let uri = Uri::builder().scheme(self.target.scheme.clone()).authority(self.target.authority.clone());
+        *request.uri_mut() =
+            uri.path_and_query(path).build().map_err(|error| Refusal::EngineUnreachable(error.into()))?;
+        *request.version_mut() = Version::HTTP_11;
+        let answer = tokio::time::timeout(self.first_byte, self.client.request(request)).await;
+        let answer = answer.map_err(|_| Refusal::EngineTooSlow)?.map_err(|error| {
+            if error.is_connect() {
+                Refusal::EngineUnreachable(error.into())
+            } else {
+                Refusal::EngineBroken(error.into())
+            }
+        })?;
+        let (mut head, incoming) = answer.into_parts();
+        headers::strip_hop(&mut head.headers);
+        head.version = Version::HTTP_11;
+        head.extensions = http::Extensions::new();
+        let outcome = if head.status.is_server_error() { Outcome::EngineError } else { Outcome::Answered };
+        head.extensions.insert(outcome);
+        Ok(Response::from_parts(head, body::boxed(incoming)))
+    }
+}

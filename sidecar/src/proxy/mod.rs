@@ -1,0 +1,16 @@
+//! The HTTP side: takes requests, edits what must be edited, streams both ways.
+//!
+//! **Invariant:** nothing outlives its client: the stack holds every guard in futures and bodies, which hyper drops when the
+//! connection ends.
+
+pub mod answer;
+pub mod budget;
+pub mod forward;
+pub mod headers;
+pub mod paths;
+pub mod prepare;
+pub mod refusal;
+pub mod serve;
+pub mod splice;
+pub mod stack;
+mod step;

@@ -1,0 +1,173 @@
+//! Makes the engine's body out of the client's: with a preamble the body streams through and is edited by the balancer's offsets;
+//! without one it is buffered, scanned, and what a client must not set is cut out.
+
+use bytes::{Buf, Bytes, BytesMut};
+use fovea_gossip::preamble::{self, Preamble};
+use fovea_openai::edit::{Edits, Splicer};
+use fovea_openai::{CutPolicy, scan_cuts};
+use http::{HeaderValue, Request, header};
+use http_body::Body as _;
+use http_body_util::BodyExt;
+
+use super::budget::{Budget, Held, HeldBody};
+use super::refusal::Refusal;
+use super::splice::Spliced;
+use crate::body::{self, Body};
+use crate::config::{Limits, Timeouts};
+
+/// Media parts one preamble may name.
+const IDENTITIES_MAX: usize = 4096;
+/// Bytes of text per token, to guess at a prompt nobody has counted.
+const BYTES_PER_TOKEN: usize = 4;
+
+/// What is known of the prompt, for the accounting and the choice of rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Weight {
+    /// Set by a balancer; `None` = the engine chooses.
+    pub dp_rank: Option<u32>,
+    pub prompt_tokens: u32,
+    pub prefill_tokens: u32,
+}
+
+pub struct Bodies {
+    pub budget: Budget,
+    pub limits: Limits,
+    pub timeouts: Timeouts,
+}
+
+impl Bodies {
+    /// # Errors
+    /// Length, time, or a record that cannot be read.
+    pub async fn with_preamble(&self, request: &mut Request<Body>, length: usize) -> Result<Weight, Refusal> {
+        let bad = |problem: String| Refusal::BadPreamble { problem };
+        let whole = request.body().size_hint().exact();
+        if length as u64 > self.limits.preamble_max.as_u64() {
+            return Err(bad(format!("longer than limits.preamble_max ({})", self.limits.preamble_max)));
+        }
+        let old_len = match whole {
+            Some(whole) => Some(whole.checked_sub(length as u64).ok_or_else(|| bad("longer than the body".into()))?),
+            None => None,
+        };
+        self.check_length(old_len)?;
+        let mut rest = std::mem::replace(request.body_mut(), body::empty());
+        let (record, first) = self.in_time(split(&mut rest, length)).await?;
+        let record = preamble::decode(&record).map_err(|error| bad(error.to_string()))?;
+        let edits = edits(&record)?;
+        let new_len = old_len.map(|len| edits.new_len(len));
+        set_length(request, new_len);
+        // The limit on the stream makes a chunked body obey it too.
+        let rest =
+            http_body_util::Limited::new(rest, usize::try_from(self.limits.body_max.as_u64()).unwrap_or(usize::MAX));
+        *request.body_mut() = body::boxed(Spliced::new(first, body::boxed(rest), Splicer::new(edits), new_len));
+        Ok(Weight {
+            dp_rank: Some(record.dp_rank),
+            prompt_tokens: record.prompt_tokens,
+            prefill_tokens: record.prompt_tokens.saturating_sub(record.reused_tokens),
+        })
+    }
+
+    /// `scan` = the path takes chat or completion JSON.
+    ///
+    /// # Errors
+    /// Length, time, room, or JSON that cannot be scanned: what we cannot read might carry what a client must not set.
+    pub async fn plain(&self, request: &mut Request<Body>, scan: bool) -> Result<Weight, Refusal> {
+        if request.body().is_end_stream() {
+            return Ok(Weight::default());
+        }
+        let told = request.body().size_hint().exact();
+        self.check_length(told)?;
+        let old = std::mem::replace(request.body_mut(), body::empty());
+        let (bytes, held) = self.in_time(self.gather(old, told)).await?;
+        let (bytes, weight) = if scan { scanned(bytes)? } else { (bytes, Weight::default()) };
+        set_length(request, Some(bytes.len() as u64));
+        *request.body_mut() = HeldBody::new(bytes, held).boxed();
+        Ok(weight)
+    }
+
+    fn check_length(&self, told: Option<u64>) -> Result<(), Refusal> {
+        let limit = self.limits.body_max.as_u64();
+        if told.is_some_and(|told| told > limit) { Err(Refusal::BodyTooLong { limit }) } else { Ok(()) }
+    }
+
+    async fn in_time<T>(&self, work: impl Future<Output = Result<T, Refusal>>) -> Result<T, Refusal> {
+        tokio::time::timeout(self.timeouts.client_body, work).await.unwrap_or(Err(Refusal::BodyTooSlow))
+    }
+
+    /// The whole body in one buffer, sized beforehand when the length is told.
+    async fn gather(&self, mut old: Body, told: Option<u64>) -> Result<(Bytes, Held), Refusal> {
+        let mut held = self.budget.take(told.unwrap_or(0)).await?;
+        let mut buffer = BytesMut::with_capacity(told.and_then(|told| usize::try_from(told).ok()).unwrap_or(0));
+        while let Some(frame) = old.frame().await {
+            let Ok(chunk) = frame.map_err(Refusal::BodyBroken)?.into_data() else { continue };
+            let len = (buffer.len() + chunk.len()) as u64;
+            self.check_length(Some(len))?;
+            self.budget.grow(&mut held, len).await?;
+            buffer.extend_from_slice(&chunk);
+        }
+        Ok((buffer.freeze(), held))
+    }
+}
+
+fn set_length(request: &mut Request<Body>, length: Option<u64>) {
+    if let Some(length) = length {
+        request.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    }
+}
+
+/// The first `length` bytes, and what came after them in the same frame.
+async fn split(body: &mut Body, length: usize) -> Result<(Bytes, Bytes), Refusal> {
+    let mut record = BytesMut::with_capacity(length);
+    loop {
+        if record.len() == length {
+            return Ok((record.freeze(), Bytes::new()));
+        }
+        let Some(frame) = body.frame().await else {
+            return Err(Refusal::BadPreamble { problem: format!("ends after {} of {length} bytes", record.len()) });
+        };
+        let Ok(mut chunk) = frame.map_err(Refusal::BodyBroken)?.into_data() else { continue };
+        let take = chunk.len().min(length - record.len());
+        record.extend_from_slice(&chunk[..take]);
+        chunk.advance(take);
+        if !chunk.is_empty() {
+            return Ok((record.freeze(), chunk));
+        }
+    }
+}
+
+/// The record's cuts, and its identities in vLLM's dialect: member `uuid` of the media part, taken verbatim as cache key.
+fn edits(record: &Preamble) -> Result<Edits, Refusal> {
+    let bad = |problem: &str| Refusal::BadPreamble { problem: problem.into() };
+    if record.identities.len() > IDENTITIES_MAX {
+        return Err(bad("names too many media parts"));
+    }
+    let at = |offset: u64| usize::try_from(offset).map_err(|_| bad("an offset is beyond memory"));
+    let mut cuts = Vec::with_capacity(record.cuts.len());
+    for &(offset, length) in &record.cuts {
+        let end = offset.checked_add(length).ok_or_else(|| bad("a cut is too long"))?;
+        cuts.push(at(offset)?..at(end)?);
+    }
+    let mut inserts = Vec::with_capacity(record.identities.len());
+    for identity in &record.identities {
+        inserts.push((at(identity.insert_at)?, format!("\"uuid\":\"{}\",", identity.id).into_bytes()));
+    }
+    Edits::new(cuts, inserts).map_err(|error| bad(&error.to_string()))
+}
+
+/// Cuts out what a client must not set, and guesses the prompt's length.
+fn scanned(bytes: Bytes) -> Result<(Bytes, Weight), Refusal> {
+    let unread = |problem: String| Refusal::BadJson { problem };
+    let text = std::str::from_utf8(&bytes)
+        .map_err(|error| unread(format!("not utf-8 at byte {}; send utf-8", error.valid_up_to())))?;
+    let cuts = scan_cuts(text, CutPolicy::default()).map_err(|error| unread(error.to_string()))?;
+    // Base64 is no prompt text: the charge is capped by the longest sequence of the engine.
+    let tokens = u32::try_from(text.len() / BYTES_PER_TOKEN).unwrap_or(u32::MAX);
+    let weight = Weight { dp_rank: None, prompt_tokens: tokens, prefill_tokens: tokens };
+    if cuts.is_empty() {
+        return Ok((bytes, weight));
+    }
+    let edits = Edits::new(cuts, []).map_err(|error| unread(error.to_string()))?;
+    Ok((Bytes::from(edits.apply(&bytes)), weight))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,92 @@
+//! Accepts connections and runs the stack on each, until the stop; then what is in flight ends by itself.
+
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fovea_service::shutdown::Shutdown;
+use http::Request;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
+
+use super::stack::{Peer, Shared, stack};
+use super::step::Next;
+use crate::body;
+
+/// After a failed accept, most often for want of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Request line and headers of one request, in bytes.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+/// Requests at a time on one HTTP/2 connection.
+const STREAMS_MAX: u32 = 256;
+
+/// Serves until the stop. A connection over `connections_max` is closed at once.
+pub async fn serve(listener: TcpListener, shared: Arc<Shared>, connections_max: usize, shutdown: Shutdown) {
+    let stop = shutdown.token();
+    let slots = Arc::new(Semaphore::new(connections_max));
+    let head_timeout = shared.bodies.timeouts.client_head;
+    let stack = stack(Arc::clone(&shared));
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            accepted = listener.accept() => accepted,
+        };
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else {
+            shared.metrics.connections_refused.inc();
+            continue;
+        };
+        let (stack, stop) = (stack.clone(), stop.clone());
+        shutdown.spawn(async move {
+            let _slot = slot;
+            connection(stream, peer, stack, head_timeout, stop).await;
+        });
+    }
+}
+
+async fn connection(
+    stream: TcpStream,
+    peer: SocketAddr,
+    stack: impl Next + Sync,
+    head_timeout: Duration,
+    stop: CancellationToken,
+) {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "cannot set TCP_NODELAY");
+    }
+    let service = service_fn(move |request: Request<Incoming>| {
+        let mut request = request.map(body::boxed);
+        request.extensions_mut().insert(Peer(peer));
+        stack.clone().oneshot(request)
+    });
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(head_timeout).max_buf_size(HEAD_BYTES_MAX);
+    builder.http2().timer(TokioTimer::new()).max_concurrent_streams(STREAMS_MAX);
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = stop.cancelled() => {
+            // Idle connections end at once, others after the answer in progress.
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(error, "connection failed");
+    }
+}

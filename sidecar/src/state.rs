@@ -1,0 +1,192 @@
+//! What the parts of the sidecar share: the ranks, the engine's facts, and the signals that something changed.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use fovea_gossip::message::{EngineFacts, Hello, PROTOCOL};
+use fovea_gossip::outbox::{Outbox, RingLimits};
+use fovea_sidecar_core::publish;
+use tokio::sync::watch;
+
+use crate::config::Config;
+use crate::load::RankLoad;
+use crate::worker::{Worker, lock, new_epoch};
+
+/// The ranks of one engine, and the outbox they fill. Replaced as a whole when the ranks change.
+#[derive(Debug)]
+pub struct Fleet {
+    pub workers: Vec<Arc<Worker>>,
+    pub outbox: Arc<Mutex<Outbox>>,
+}
+
+/// One stream to a balancer, for `/debug/state`.
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+pub struct StreamInfo {
+    pub connected: bool,
+    /// Highest seq acknowledged, of the worker that was acknowledged last.
+    pub acknowledged_seq: u64,
+    pub snapshots: u64,
+}
+
+pub struct State {
+    fleet: RwLock<Arc<Fleet>>,
+    facts: Mutex<Option<EngineFacts>>,
+    /// The last look at the engine succeeded.
+    up: AtomicBool,
+    draining: AtomicBool,
+    hello: watch::Sender<Option<Arc<Hello>>>,
+    /// Bumped when the outbox has something new.
+    published: watch::Sender<u64>,
+    load_changed: Arc<watch::Sender<u64>>,
+    /// Bumped at each cache reset seen by the proxy.
+    resets: watch::Sender<u64>,
+    pub streams: Mutex<BTreeMap<SocketAddr, StreamInfo>>,
+    advertised_url: String,
+    ring: RingLimits,
+    publish: publish::Config,
+}
+
+impl State {
+    pub fn new(config: &Config) -> Arc<Self> {
+        let ring_bytes = usize::try_from(config.gossip.ring_max.as_u64()).unwrap_or(usize::MAX);
+        let fleet =
+            Fleet { workers: Vec::new(), outbox: Arc::new(Mutex::new(Outbox::new(&[], RingLimits::default()))) };
+        Arc::new(Self {
+            fleet: RwLock::new(Arc::new(fleet)),
+            facts: Mutex::new(None),
+            up: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
+            hello: watch::Sender::new(None),
+            published: watch::Sender::new(0),
+            load_changed: Arc::new(watch::Sender::new(0)),
+            resets: watch::Sender::new(0),
+            streams: Mutex::new(BTreeMap::new()),
+            advertised_url: config.advertised_url.trim_end_matches('/').to_owned(),
+            ring: RingLimits { bytes: ring_bytes, ..RingLimits::default() },
+            publish: publish::Config {
+                max_blocks: config.blocks.blocks_max,
+                block_size: (config.model.block_size > 0).then_some(config.model.block_size),
+            },
+        })
+    }
+
+    pub fn fleet(&self) -> Arc<Fleet> {
+        Arc::clone(&self.fleet.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub fn workers(&self) -> Vec<Arc<Worker>> {
+        self.fleet().workers.clone()
+    }
+
+    pub fn worker_of_rank(&self, rank: u32) -> Option<Arc<Worker>> {
+        self.fleet().workers.iter().find(|worker| worker.rank == rank).cloned()
+    }
+
+    /// New ranks: new workers, each in an epoch of its own. Requests in flight stay charged to the old ones.
+    pub fn rebuild(&self, ranks: &[u32]) -> Arc<Fleet> {
+        let mut epoch = 0;
+        let epochs: Vec<u64> = ranks
+            .iter()
+            .map(|_| {
+                epoch = new_epoch(epoch);
+                epoch
+            })
+            .collect();
+        let outbox = Arc::new(Mutex::new(Outbox::new(&epochs, self.ring)));
+        let worker = |(index, &rank): (u16, &u32)| {
+            let load = RankLoad::new(Arc::clone(&self.load_changed));
+            Arc::new(Worker::new(index, rank, load, Arc::clone(&outbox), self.publish))
+        };
+        let workers = (0..).zip(ranks).map(worker).collect();
+        let fleet = Arc::new(Fleet { workers, outbox });
+        *self.fleet.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&fleet);
+        fleet
+    }
+
+    /// Facts of a look that succeeded. True = they changed.
+    pub fn set_facts(&self, facts: EngineFacts) -> bool {
+        self.up.store(true, Relaxed);
+        let changed = lock(&self.facts).replace(facts.clone()) != Some(facts);
+        self.refresh_hello();
+        changed
+    }
+
+    /// The engine does not answer.
+    pub fn set_down(&self) {
+        if self.up.swap(false, Relaxed) {
+            self.refresh_hello();
+        }
+    }
+
+    /// This program ends: no new requests.
+    pub fn set_draining(&self) {
+        self.draining.store(true, Relaxed);
+        self.refresh_hello();
+    }
+
+    pub fn is_up(&self) -> bool {
+        self.up.load(Relaxed)
+    }
+
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Relaxed)
+    }
+
+    pub fn facts(&self) -> Option<EngineFacts> {
+        lock(&self.facts).clone()
+    }
+
+    /// Longest sequence in tokens; unknown = no limit.
+    pub fn max_model_len(&self) -> u32 {
+        lock(&self.facts).as_ref().map(|facts| facts.max_model_len).filter(|&most| most > 0).unwrap_or(u32::MAX)
+    }
+
+    /// Makes the hello anew; streams send it when it differs.
+    pub fn refresh_hello(&self) {
+        let Some(mut engine) = self.facts() else { return };
+        let workers = self.workers();
+        engine.hybrid |= workers.iter().any(|worker| worker.is_hybrid());
+        let hello = Hello {
+            protocol: PROTOCOL,
+            advertised_url: self.advertised_url.clone(),
+            engine,
+            workers: workers.iter().map(|worker| worker.facts()).collect(),
+            draining: self.is_draining() || !self.is_up(),
+        };
+        self.hello.send_if_modified(|old| {
+            let changed = old.as_deref() != Some(&hello);
+            if changed {
+                *old = Some(Arc::new(hello));
+            }
+            changed
+        });
+    }
+
+    /// `None` until the engine has been seen once.
+    pub fn hello(&self) -> watch::Receiver<Option<Arc<Hello>>> {
+        self.hello.subscribe()
+    }
+
+    pub fn published(&self) -> watch::Receiver<u64> {
+        self.published.subscribe()
+    }
+
+    pub fn announce(&self) {
+        self.published.send_modify(|version| *version = version.wrapping_add(1));
+    }
+
+    pub fn load_changed(&self) -> watch::Receiver<u64> {
+        self.load_changed.subscribe()
+    }
+
+    /// The proxy saw the engine empty its cache.
+    pub fn cache_reset(&self) {
+        self.resets.send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    pub fn resets(&self) -> watch::Receiver<u64> {
+        self.resets.subscribe()
+    }
+}

@@ -1,0 +1,201 @@
+//! One data-parallel rank: what of its KV is published, under which epoch, and its load.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use fovea_gossip::message::{LevelDelta, WorkerFacts};
+use fovea_gossip::outbox::Outbox;
+use fovea_kv::event::KvEvent;
+use fovea_kv::{SequenceHash, Tier};
+use fovea_sidecar_core::publish::{self, Counters, Gauges, Publisher};
+
+use crate::load::RankLoad;
+
+/// Locks through a panic elsewhere: every critical section here leaves the data whole.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A number for a new life of the engine, higher than all before, across restarts of this program too (µs since 1970).
+pub fn new_epoch(before: u64) -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_micros()).unwrap_or(u64::MAX - 1).max(before + 1)
+}
+
+/// What the follower of this rank's events knows of their stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stream {
+    /// Connected, no batch known to be missing.
+    pub live: bool,
+    /// And nothing that the engine holds is unknown.
+    pub complete: bool,
+    pub watermark: Option<u64>,
+}
+
+/// What the engine's pages say of this rank; 0 = nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    pub block_size: u32,
+    pub capacity_blocks: u64,
+}
+
+#[derive(Debug)]
+struct Kv {
+    publisher: Publisher,
+    stream: Stream,
+    told: Told,
+}
+
+/// Place in the hello's list of workers, rank, and state. Lock order: `kv`, then the outbox.
+#[derive(Debug)]
+pub struct Worker {
+    pub index: u16,
+    pub rank: u32,
+    pub load: Arc<RankLoad>,
+    kv: Mutex<Kv>,
+    outbox: Arc<Mutex<Outbox>>,
+}
+
+impl Worker {
+    pub fn new(
+        index: u16,
+        rank: u32,
+        load: Arc<RankLoad>,
+        outbox: Arc<Mutex<Outbox>>,
+        config: publish::Config,
+    ) -> Self {
+        let kv = Kv { publisher: Publisher::new(config), stream: Stream::default(), told: Told::default() };
+        Self { index, rank, load, kv: Mutex::new(kv), outbox }
+    }
+
+    pub fn apply(&self, events: &[KvEvent]) {
+        let publisher = &mut lock(&self.kv).publisher;
+        events.iter().for_each(|event| publisher.apply(event));
+    }
+
+    /// Puts what changed since the last call into the outbox. True = there was something.
+    pub fn flush(&self) -> bool {
+        let kv = &mut *lock(&self.kv);
+        let delta = kv.publisher.take_delta();
+        if delta.is_empty() {
+            return false;
+        }
+        let levels = delta.levels.map(|level| LevelDelta { removed: level.removed, stored: level.stored });
+        lock(&self.outbox).push(self.index, levels);
+        true
+    }
+
+    /// Everything known is void: a new epoch.
+    pub fn reset(&self) {
+        let kv = &mut *lock(&self.kv);
+        kv.publisher.reset();
+        // What was sent is void with the epoch; the new base is the empty set.
+        kv.publisher.take_delta();
+        let mut outbox = lock(&self.outbox);
+        let (before, _) = outbox.watermark(self.index).unwrap_or_default();
+        outbox.reset(self.index, new_epoch(before));
+    }
+
+    /// All that is published, with the epoch and seq it belongs to.
+    pub fn snapshot(&self) -> Option<(u64, u64, [Vec<SequenceHash>; 3])> {
+        let kv = lock(&self.kv);
+        let (epoch, seq) = lock(&self.outbox).watermark(self.index)?;
+        Some((epoch, seq, Tier::ALL.map(|level| kv.publisher.snapshot(level))))
+    }
+
+    /// True = it changed.
+    pub fn set_stream(&self, stream: Stream) -> bool {
+        let kv = &mut *lock(&self.kv);
+        std::mem::replace(&mut kv.stream, stream) != stream
+    }
+
+    pub fn set_told(&self, told: Told) {
+        lock(&self.kv).told = told;
+    }
+
+    pub fn stream(&self) -> Stream {
+        lock(&self.kv).stream
+    }
+
+    pub fn facts(&self) -> WorkerFacts {
+        let kv = lock(&self.kv);
+        // The events show the size that blocks really have; a page may show another (hybrid models).
+        let block_size = kv.publisher.block_size().unwrap_or(kv.told.block_size);
+        WorkerFacts { dp_rank: self.rank, block_size, capacity_blocks: kv.told.capacity_blocks, events: kv.stream.live }
+    }
+
+    pub fn is_hybrid(&self) -> bool {
+        lock(&self.kv).publisher.is_hybrid()
+    }
+
+    pub fn figures(&self) -> (Gauges, Counters) {
+        let kv = lock(&self.kv);
+        (kv.publisher.gauges(), kv.publisher.counters())
+    }
+
+    /// Epoch and last seq put on the streams.
+    pub fn sent(&self) -> (u64, u64) {
+        lock(&self.outbox).watermark(self.index).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fovea_gossip::outbox::RingLimits;
+    use fovea_kv::event::Stored;
+    use fovea_kv::{EngineHash, Tier};
+    use tokio::sync::watch;
+
+    use super::*;
+
+    fn worker() -> Worker {
+        let load = RankLoad::new(Arc::new(watch::channel(0).0));
+        let outbox = Arc::new(Mutex::new(Outbox::new(&[1], RingLimits::default())));
+        Worker::new(0, 0, load, outbox, publish::Config::default())
+    }
+
+    fn stored(hash: u64) -> KvEvent {
+        KvEvent::Stored(Stored {
+            hashes: vec![EngineHash::Int(hash)],
+            parent: None,
+            tokens: vec![1, 2],
+            block_size: 2,
+            tier: Tier::Gpu,
+            lora: None,
+            extra: Vec::new(),
+            group: 0,
+            attention: fovea_kv::event::Attention::Full,
+        })
+    }
+
+    #[test]
+    fn a_snapshot_is_the_set_after_the_last_flush() {
+        let worker = worker();
+        worker.apply(&[stored(7)]);
+        assert_eq!(worker.snapshot().unwrap().2[0].len(), 0);
+        assert!(worker.flush() && !worker.flush());
+        let (epoch, seq, levels) = worker.snapshot().unwrap();
+        assert_eq!((epoch, seq, levels[0].len()), (1, 1, 1));
+        assert_eq!(worker.facts().block_size, 2);
+    }
+
+    #[test]
+    fn a_reset_begins_a_higher_epoch_with_nothing() {
+        let worker = worker();
+        worker.apply(&[stored(7)]);
+        worker.flush();
+        worker.reset();
+        let (epoch, seq, levels) = worker.snapshot().unwrap();
+        assert!(epoch > 1 && seq == 0 && levels[0].is_empty());
+        assert!(!worker.flush());
+        worker.apply(&[stored(7)]);
+        assert!(worker.flush());
+        assert_eq!(worker.sent(), (epoch, 1));
+    }
+
+    #[test]
+    fn epochs_only_grow() {
+        let first = new_epoch(0);
+        assert!(new_epoch(first) > first && new_epoch(u64::MAX - 2) == u64::MAX - 1);
+    }
+}
