@@ -1,1 +1,11 @@
-//! (being written)
+//! The balancer: reads what a request means, knows what every worker holds, and sends the one to the other.
+
+pub mod app;
+pub mod config;
+pub mod explain;
+pub mod front;
+pub mod metrics;
+pub mod models;
+pub mod prepare;
+pub mod sync;
+pub mod workers;

@@ -1,1 +1,9 @@
-//! (being written)
+//! The balancer's decisions: which worker holds what, who is alive, how busy each is, and who gets a request.
+//!
+//! Pure: time comes in as an argument; locks, sockets and random numbers live in the shell.
+
+pub mod choose;
+pub mod fleet;
+pub mod index;
+pub mod load;
+pub mod speculation;

@@ -1,0 +1,209 @@
+//! One request to one sidecar and its answer back, unbuffered both ways.
+//!
+//! **Invariant:** a client that leaves ends the engine's work at once; an answer that breaks off upstream breaks off for the client
+//! too, without a terminator.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use fovea_balancer_core::fleet::WorkerKey;
+use pingora_core::connectors::http::Connector;
+use pingora_core::protocols::http::ServerSession;
+use pingora_core::protocols::http::client::HttpSession;
+use pingora_core::upstreams::peer::{HttpPeer, Peer as _};
+use pingora_core::{Error, ErrorType};
+use pingora_http::{RequestHeader, ResponseHeader};
+
+use crate::config::Timeouts;
+use crate::metrics::ErrorKind;
+
+/// Keeps connections that must not be taken from the pool apart from those that may.
+const FRESH: u64 = 1;
+
+/// What is sent.
+pub struct Request {
+    pub head: RequestHeader,
+    pub preamble: Bytes,
+    pub body: Bytes,
+    /// Longest wait for the answer's head.
+    pub head_wait: Duration,
+}
+
+/// An answer whose head has come.
+pub struct Upstream {
+    session: HttpSession,
+    peer: HttpPeer,
+    head: ResponseHeader,
+}
+
+impl Upstream {
+    pub fn head(&self) -> &ResponseHeader {
+        &self.head
+    }
+
+    pub async fn give_up(mut self) {
+        self.session.shutdown().await;
+    }
+}
+
+/// Why there is no answer, or not a whole one.
+#[derive(Debug)]
+pub enum Failed {
+    ClientGone,
+    /// Nothing of an answer has come; another worker may try.
+    Upstream(ErrorKind, Box<Error>),
+}
+
+/// The address part of a sidecar's URL, as the sync listener writes it.
+pub fn address(url: &str) -> Option<SocketAddr> {
+    url.strip_prefix("http://")?.parse().ok()
+}
+
+fn peer(address: SocketAddr, timeouts: &Timeouts) -> HttpPeer {
+    let mut peer = HttpPeer::new(address, false, String::new());
+    peer.options.connection_timeout = Some(timeouts.connect);
+    peer.options.total_connection_timeout = Some(timeouts.connect);
+    peer.options.idle_timeout = Some(timeouts.client_idle);
+    peer
+}
+
+/// Sends `request` and waits for the head of its answer. A pooled connection that the sidecar has closed meanwhile is replaced by a fresh one.
+///
+/// # Errors
+/// When the client leaves, or when no head comes.
+pub async fn exchange(
+    connector: &Connector,
+    client: &mut ServerSession,
+    address: SocketAddr,
+    request: &Request,
+    timeouts: &Timeouts,
+) -> Result<Upstream, Failed> {
+    let mut peer = peer(address, timeouts);
+    loop {
+        let connected = connector.get_http_session(&peer).await;
+        let (mut session, reused) = connected.map_err(|error| Failed::Upstream(ErrorKind::Connect, error))?;
+        session.set_write_timeout(Some(timeouts.stream_idle));
+        session.set_read_timeout(Some(request.head_wait));
+        let sent = tokio::select! {
+            biased;
+            sent = send(&mut session, request) => sent,
+            _ = client.read_body_or_idle(true) => {
+                session.shutdown().await;
+                return Err(Failed::ClientGone);
+            }
+        };
+        match sent {
+            Ok(head) => {
+                session.set_read_timeout(Some(timeouts.stream_idle));
+                return Ok(Upstream { session, peer, head });
+            }
+            Err(error) => {
+                session.shutdown().await;
+                let timed_out = matches!(error.etype(), ErrorType::ReadTimedout | ErrorType::WriteTimedout);
+                if timed_out {
+                    return Err(Failed::Upstream(ErrorKind::UpstreamTimeout, error));
+                }
+                if !reused {
+                    return Err(Failed::Upstream(ErrorKind::UpstreamFailed, error));
+                }
+                peer.group_key = FRESH;
+            }
+        }
+    }
+}
+
+async fn send(session: &mut HttpSession, request: &Request) -> pingora_core::Result<ResponseHeader> {
+    session.write_request_header(Box::new(request.head.clone())).await?;
+    session.write_request_body(request.preamble.clone(), false).await?;
+    session.write_request_body(request.body.clone(), true).await?;
+    session.finish_request_body().await?;
+    loop {
+        session.read_response_header().await?;
+        match session.response_header() {
+            Some(head) if head.status.is_informational() => {}
+            Some(head) => return Ok(head.clone()),
+            None => return Err(Error::explain(ErrorType::H1Error, "no response head")),
+        }
+    }
+}
+
+/// How an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Relayed {
+    Whole,
+    ClientGone,
+    UpstreamBroke,
+}
+
+/// Passes the answer on, piece by piece; `first_byte` is called when the first piece of its body has come.
+pub async fn relay(
+    connector: &Connector,
+    client: &mut ServerSession,
+    mut upstream: Upstream,
+    head: ResponseHeader,
+    first_byte: impl FnOnce(),
+) -> Relayed {
+    let session = &mut upstream.session;
+    let mut first_byte = Some(first_byte);
+    let mut end = match client.write_response_header(Box::new(head)).await {
+        Ok(()) => None,
+        Err(_) => Some(Relayed::ClientGone),
+    };
+    while end.is_none() && !session.response_done() {
+        let piece = tokio::select! {
+            biased;
+            piece = session.read_response_body() => piece,
+            _ = client.read_body_or_idle(true) => {
+                end = Some(Relayed::ClientGone);
+                break;
+            }
+        };
+        match piece {
+            Ok(Some(piece)) => {
+                if let Some(first_byte) = first_byte.take() {
+                    first_byte();
+                }
+                if client.write_response_body(piece, false).await.is_err() {
+                    end = Some(Relayed::ClientGone);
+                }
+            }
+            Ok(None) => break,
+            Err(error) => {
+                tracing::debug!(%error, "answer broke off");
+                end = Some(Relayed::UpstreamBroke);
+            }
+        }
+    }
+    if end.is_none() && client.finish_body().await.is_err() {
+        end = Some(Relayed::ClientGone);
+    }
+    if let Some(end) = end {
+        session.shutdown().await;
+        return end;
+    }
+    let Upstream { session, peer, .. } = upstream;
+    if peer.group_key != FRESH {
+        let idle = peer.get_peer_options().and_then(|options| options.idle_timeout);
+        connector.release_http_session(session, &peer, idle).await;
+    }
+    Relayed::Whole
+}
+
+/// A try that came to nothing, for the log.
+pub fn log_failure(worker: &str, key: WorkerKey, error: &Error) {
+    tracing::warn!(worker, key = key.0, %error, "worker did not answer");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_http_and_an_address_is_an_upstream() {
+        assert_eq!(address("http://127.0.0.1:80"), Some(([127, 0, 0, 1], 80).into()));
+        for url in ["https://127.0.0.1:80", "http://host:80", "127.0.0.1:80", "http://127.0.0.1:80/x"] {
+            assert_eq!(address(url), None);
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! From a body to a pool and a prediction. CPU work: runs on the blocking pool.
+
+use std::time::Instant;
+
+use fovea_balancer_core::choose::Mode;
+use fovea_balancer_core::fleet::{Resolved, Served};
+use fovea_gossip::preamble::{self, Preamble};
+use fovea_kv::BlockSize;
+
+use super::refusal::Refusal;
+use crate::metrics::{ErrorKind, Outcome};
+use crate::models::Models;
+use crate::prepare::{self, ApiPath, Prepared, Request, Target, ViewKind};
+use crate::workers::{Ask, PoolRef, Route, Workers};
+
+/// Stands in while an engine's block size is not known: identities do not depend on it, and no hash made with it is used.
+const ANY_BLOCK_TOKENS: u32 = 16;
+
+/// A request whose meaning is known as far as it can be.
+pub struct Plan {
+    pub pool: PoolRef,
+    pub prepared: Prepared,
+    images: Vec<(u32, u32)>,
+}
+
+/// Finds the pool for `body` and predicts what its engines will cache.
+///
+/// # Errors
+/// For a body no engine would take, an unknown model, or a model without a ready worker.
+pub fn plan(workers: &Workers, models: &Models, path: ApiPath, body: &[u8], turn: u64) -> Result<Plan, Refusal> {
+    let request = Request::parse(path, body)?;
+    let model = request.model();
+    if model.is_empty() {
+        let message = "`model` is missing; GET /v1/models lists the models served here";
+        return Err(Refusal { param: Some("model"), ..Refusal::new(ErrorKind::BadRequest, message) });
+    }
+    let (pool, served, base_names) = match workers.resolve(model, Instant::now()) {
+        Resolved::Pool { pool, served, base_names } => (pool, served, base_names),
+        Resolved::Unknown if models.declares(model) => return Err(no_worker(turn)),
+        Resolved::Unknown => return Err(Refusal::unknown_model(model)),
+        Resolved::NoneReady => return Err(no_worker(turn)),
+    };
+    let Some(preparer) = models.find(&base_names, &pool.facts.engine) else {
+        return Ok(Plan { pool, prepared: prepare::unprepared(&request), images: Vec::new() });
+    };
+    let lora = if served == Served::Lora { model } else { "" };
+    let known = BlockSize::new(pool.facts.block_size);
+    let block_size = known.or(BlockSize::new(ANY_BLOCK_TOKENS)).expect("ANY_BLOCK_TOKENS is not 0");
+    let mut prepared = preparer.prepare(&request, Target { engine: &pool.facts.engine, block_size, lora });
+    if known.is_none() {
+        prepared = without_hashes(prepared, "block_size_unknown");
+    }
+    let images = prepared.preamble.spans.iter().map(|&(start, len, _)| (start, len)).collect();
+    Ok(Plan { pool, prepared, images })
+}
+
+/// No worker of the model takes requests.
+pub fn no_worker(turn: u64) -> Refusal {
+    Refusal::busy(ErrorKind::NoWorker, "no worker of this model takes requests; try again soon", turn)
+}
+
+fn without_hashes(prepared: Prepared, reason: &'static str) -> Prepared {
+    let preamble = Preamble { exact: false, blocks: 0, last: 0, ..prepared.preamble };
+    Prepared { view: ViewKind::None { reason }, hashes: Vec::new(), preamble, ..prepared }
+}
+
+impl Plan {
+    pub fn ask(&self) -> Ask<'_> {
+        let prepared = &self.prepared;
+        Ask {
+            model: &prepared.model,
+            prompt_tokens: prepared.prompt_tokens,
+            hashes: self.first_prompt(),
+            images: &self.images,
+            media: prepared
+                .preamble
+                .spans
+                .first()
+                .and_then(|(_, _, id)| id.0.first_chunk::<8>().copied())
+                .map(u64::from_le_bytes),
+            session: prepared.session,
+        }
+    }
+
+    /// Hashes of the first prompt: several are one after another, and only one chain can be looked up.
+    fn first_prompt(&self) -> &[fovea_kv::SequenceHash] {
+        let hashes = &self.prepared.hashes;
+        let first = self.prepared.prompts.first().and_then(|tokens| tokens.checked_div(self.pool.facts.block_size));
+        &hashes[..first.map_or(hashes.len(), |blocks| hashes.len().min(blocks as usize))]
+    }
+
+    /// The record for the sidecar.
+    pub fn preamble(&self, route: &Route) -> Vec<u8> {
+        let mut record =
+            Preamble { dp_rank: route.dp_rank, reused_tokens: route.reused_tokens, ..self.prepared.preamble.clone() };
+        let encoded = preamble::encode(&record);
+        if encoded.len() <= preamble::MAX_PREAMBLE_BYTES {
+            return encoded;
+        }
+        record = Preamble { exact: false, runs: Vec::new(), spans: Vec::new(), blocks: 0, last: 0, ..record };
+        preamble::encode(&record)
+    }
+
+    /// What decided for `route`.
+    pub fn outcome(&self, mode: Mode, route: &Route) -> Outcome {
+        match mode {
+            Mode::RoundRobin => Outcome::RoundRobin,
+            Mode::Session if self.prepared.session.is_some() => Outcome::Session,
+            Mode::Load | Mode::Session => Outcome::Load,
+            Mode::Precise if !route.precise => Outcome::Load,
+            Mode::Precise if self.pool.facts.engine.hybrid && !self.prepared.hashes.is_empty() => Outcome::Approximate,
+            Mode::Precise if self.prepared.view == ViewKind::Exact => Outcome::Precise,
+            Mode::Precise if self.prepared.hashes.is_empty() => Outcome::Load,
+            Mode::Precise => Outcome::Prefix,
+        }
+    }
+
+    /// Blocks of the prompt, a last partial one included; 0 when the block size is not known.
+    pub fn prompt_blocks(&self) -> u32 {
+        match self.pool.facts.block_size {
+            0 => 0,
+            size => self.prepared.prompt_tokens.div_ceil(size),
+        }
+    }
+
+    /// `exact`, `prefix;reason=…` or `none;reason=…`.
+    pub fn view(&self) -> String {
+        match self.prepared.view {
+            ViewKind::Exact => "exact".to_owned(),
+            ViewKind::Prefix { reason } => format!("prefix;reason={reason}"),
+            ViewKind::None { reason } => format!("none;reason={reason}"),
+        }
+    }
+}

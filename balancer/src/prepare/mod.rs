@@ -1,0 +1,194 @@
+//! A request's meaning: body in, routing view, hashes and preamble out. CPU work only; never on a network thread.
+//!
+//! **Invariant:** what cannot be predicted exactly ends the view there and is named (`ViewKind`); a guess is never passed on as exact.
+//! **Invariant:** an identity is set only on a part whose bytes travel in the same request; clients' uuids are cut from all others.
+
+mod chat;
+mod completion;
+mod error;
+mod image;
+mod view;
+
+use std::path::Path;
+
+use fovea_gossip::message::EngineFacts;
+use fovea_gossip::preamble::Preamble;
+use fovea_kv::{BlockSize, MediaId, SequenceHash};
+use fovea_media::family::VisionModel;
+use fovea_openai::{ChatRequest, Common, CompletionRequest};
+use fovea_prompt::PromptModel;
+use xxhash_rust::xxh3::xxh3_64;
+
+pub use error::{LoadError, PrepareError};
+pub use image::MediaSource;
+
+/// Which part of the OpenAI API a body is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ApiPath {
+    ChatCompletions,
+    Completions,
+}
+
+impl ApiPath {
+    /// The end point of a request path, `None` for every other.
+    pub fn parse(path: &str) -> Option<Self> {
+        match path {
+            "/v1/chat/completions" => Some(Self::ChatCompletions),
+            "/v1/completions" => Some(Self::Completions),
+            _ => None,
+        }
+    }
+}
+
+/// How far the view is known to equal what the engine will cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ViewKind {
+    Exact,
+    /// Exact up to where it ends; what follows is not known.
+    Prefix {
+        reason: &'static str,
+    },
+    /// Nothing is known; routed by load alone.
+    None {
+        reason: &'static str,
+    },
+}
+
+/// One media item whose place in the prompt is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Media {
+    pub id: MediaId,
+    /// Upright, in pixels.
+    pub width: u32,
+    pub height: u32,
+    /// Placeholder positions it fills, and the first of them.
+    pub tokens: u32,
+    pub start: u32,
+}
+
+/// What the balancer needs to route a request and the sidecar to serve it.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    pub view: ViewKind,
+    /// Tokens of the prompt as far as known; all prompts together when the request has several.
+    pub prompt_tokens: u32,
+    /// Lengths of the single prompts when there are several; empty otherwise.
+    pub prompts: Vec<u32>,
+    /// Full blocks of the prompt; prompts one after another when there are several.
+    pub hashes: Vec<SequenceHash>,
+    /// Images in prompt order.
+    pub media: Vec<Media>,
+    /// Hash of the client's session key, for session affinity.
+    pub session: Option<u64>,
+    /// Model name as the client wrote it; empty when absent.
+    pub model: String,
+    pub stream: bool,
+    pub preamble: Preamble,
+}
+
+/// A request as scanned from its body, before anything is known of who will serve it.
+#[derive(Debug)]
+pub enum Request<'a> {
+    Chat(Box<ChatRequest<'a>>),
+    Completion(Box<CompletionRequest<'a>>),
+}
+
+impl<'a> Request<'a> {
+    /// Scans a body; O(bytes), image data stays where it is.
+    ///
+    /// # Errors
+    /// Only for a body that no engine would take.
+    pub fn parse(path: ApiPath, body: &'a [u8]) -> Result<Self, PrepareError> {
+        let body = std::str::from_utf8(body).map_err(|error| PrepareError::NotUtf8 { offset: error.valid_up_to() })?;
+        Ok(match path {
+            ApiPath::ChatCompletions => Self::Chat(Box::new(ChatRequest::parse(body)?)),
+            ApiPath::Completions => Self::Completion(Box::new(CompletionRequest::parse(body)?)),
+        })
+    }
+
+    /// Model name as the client wrote it; empty when absent.
+    pub fn model(&self) -> &str {
+        self.common().model.as_deref().unwrap_or_default()
+    }
+
+    fn common(&self) -> &Common<'a> {
+        match self {
+            Self::Chat(request) => &request.common,
+            Self::Completion(request) => &request.common,
+        }
+    }
+}
+
+/// A request to a model whose files are not at hand: nothing is predicted, but what clients must not set is cut all the same.
+pub fn unprepared(request: &Request<'_>) -> Prepared {
+    let media = match request {
+        Request::Chat(request) => request.media.as_slice(),
+        Request::Completion(_) => &[],
+    };
+    let common = request.common();
+    let uuids = media.iter().filter_map(|part| part.uuid_cut.clone());
+    let cuts = common.cuts.iter().cloned().chain(uuids).collect();
+    Prepared::unknown(common, "no_model_dir").with_edits(Vec::new(), cuts)
+}
+
+/// What a prediction depends on besides the request and the model's files.
+#[derive(Clone, Copy, Debug)]
+pub struct Target<'a> {
+    pub engine: &'a EngineFacts,
+    pub block_size: BlockSize,
+    /// Adapter that the request asks for; "" = the base model.
+    pub lora: &'a str,
+}
+
+/// What becomes of uuids that clients send.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ClientUuid {
+    /// Replaced by the content's own identity.
+    #[default]
+    Replace,
+    /// Taken as the identity. For trusted, single-tenant use: a uuid can read another client's image.
+    Keep,
+}
+
+/// Everything that one model needs to be predicted, loaded once. Shared by all threads.
+pub struct Preparer {
+    prompt: PromptModel,
+    /// `None` for a text model, or one whose images cannot be predicted: the view then ends at the first image.
+    vision: Option<VisionModel>,
+    placeholders: view::Placeholders,
+    images: image::Images,
+    client_uuid: ClientUuid,
+}
+
+impl Preparer {
+    /// Loads tokenizer, chat template and image rules from a model directory. Blocking; takes a second for a large vocabulary.
+    ///
+    /// # Errors
+    /// When a file that every model has is missing or damaged. An unknown family is no error: its images end the view.
+    pub fn load(dir: &Path, media: MediaSource, client_uuid: ClientUuid) -> Result<Self, LoadError> {
+        let config = error::read_json(&dir.join("config.json"))?;
+        let preprocessor = ["preprocessor_config.json", "processor_config.json"].map(|name| dir.join(name));
+        let preprocessor =
+            preprocessor.iter().find(|path| path.exists()).map(|path| error::read_json(path)).transpose()?;
+        let vision = VisionModel::from_config(&config, preprocessor.as_ref())
+            .inspect_err(|error| tracing::info!(dir = %dir.display(), %error, "images of this model are not predicted"))
+            .ok();
+        let prompt = PromptModel::load(dir)?;
+        let placeholders = view::Placeholders::new(&config, vision.as_ref());
+        Ok(Self { prompt, vision, placeholders, images: image::Images::new(media), client_uuid })
+    }
+
+    /// What a request means to engines like `target`. Whatever cannot be told ends the view.
+    pub fn prepare(&self, request: &Request<'_>, target: Target<'_>) -> Prepared {
+        match request {
+            Request::Chat(request) => self.chat(request, target),
+            Request::Completion(request) => self.completion(request, target),
+        }
+    }
+}
+
+/// Hash of what names the client's session: its own key first, then the cache key, then the user.
+fn session(common: &Common<'_>) -> Option<u64> {
+    let key = common.session_id.as_deref().or(common.prompt_cache_key.as_deref()).or(common.user.as_deref());
+    key.filter(|key| !key.is_empty()).map(|key| xxh3_64(key.as_bytes()))
+}

@@ -1,0 +1,7 @@
+//! The balancer's two ports on the wire, with scripted clients and sidecars.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests: a failure is the test's")]
+
+mod front;
+mod support;
+mod sync;
