@@ -1,1 +1,4 @@
-//! (being written)
+//! Figures: the demo's comparison and the CPU bench, on the real programs.
+
+pub mod measure;
+pub mod report;

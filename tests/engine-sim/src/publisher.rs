@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, watch};
 use zeromq::{RouterSocket, Socket, SocketRecv, SocketSend, XPubSocket, ZmqError, ZmqMessage};
 
@@ -58,8 +59,38 @@ const SEND_MAX: Duration = Duration::from_secs(5);
 /// Tries to bind an address again after a restart, 10 ms apart.
 const REBIND_TRIES: u32 = 200;
 
+/// Runs what the sockets of one life spawn. A dying process cuts its connections, while `Socket::close` leaves accepted ones open:
+/// ending the runtime cuts them.
+struct Life(Option<Runtime>);
+
+impl Life {
+    fn begin() -> Result<Self, ZmqError> {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        runtime.map(|runtime| Self(Some(runtime))).map_err(ZmqError::from)
+    }
+
+    async fn bind<S: Socket + 'static>(&self, endpoint: String) -> Result<(S, String), ZmqError> {
+        let bind = async move {
+            let mut socket = S::new();
+            let bound = socket.bind(&endpoint).await?.to_string();
+            Ok((socket, bound))
+        };
+        let Some(runtime) = &self.0 else { return Err(ZmqError::Other("the life has ended")) };
+        runtime.spawn(bind).await.unwrap_or(Err(ZmqError::Other("the bind was cut")))
+    }
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
 /// Both sockets, bound.
 pub struct Publisher {
+    life: Life,
     events: XPubSocket,
     replay: RouterSocket,
     /// Address of the event socket, `tcp://…`.
@@ -81,11 +112,11 @@ impl Publisher {
         options: Options,
         published: Arc<Published>,
     ) -> Result<Self, ZmqError> {
-        let (mut events, mut replay) = (XPubSocket::new(), RouterSocket::new());
-        let events_endpoint = events.bind(&format!("tcp://{host}:{}", ports.0)).await?.to_string();
-        let replay_endpoint = replay.bind(&format!("tcp://{host}:{}", ports.1)).await?.to_string();
+        let life = Life::begin()?;
+        let (events, events_endpoint) = life.bind(format!("tcp://{host}:{}", ports.0)).await?;
+        let (replay, replay_endpoint) = life.bind(format!("tcp://{host}:{}", ports.1)).await?;
         let wire = Wire::new(options);
-        Ok(Self { events, replay, events_endpoint, replay_endpoint, wire, published })
+        Ok(Self { life, events, replay, events_endpoint, replay_endpoint, wire, published })
     }
 
     /// Publishes until the engine is gone.
@@ -149,38 +180,41 @@ impl Publisher {
         }
     }
 
-    async fn restart(self) -> Self {
-        let Self { events, replay, events_endpoint, replay_endpoint, wire, published } = self;
-        close(events).await;
-        close(replay).await;
-        published.next_seq.store(0, Ordering::Relaxed);
-        published.subscriptions.store(0, Ordering::Relaxed);
-        let events = rebind(&events_endpoint).await;
-        let replay = rebind(&replay_endpoint).await;
-        let wire = Wire::new(wire.options);
-        published.restarts.fetch_add(1, Ordering::Relaxed);
-        published.note_change();
-        Self { events, replay, events_endpoint, replay_endpoint, wire, published }
-    }
-}
-
-async fn close(socket: impl Socket) {
-    for error in socket.close().await {
-        tracing::warn!(%error, "an event socket did not close cleanly");
-    }
-}
-
-async fn rebind<S: Socket>(endpoint: &str) -> S {
-    let mut socket = S::new();
-    for _ in 0..REBIND_TRIES {
-        match socket.bind(endpoint).await {
-            Ok(_) => return socket,
-            Err(error) => tracing::debug!(%error, endpoint, "address still in use"),
+    async fn restart(mut self) -> Self {
+        // The old connections go first: a new life never shares one with the old.
+        self.life = Life(None);
+        self.published.next_seq.store(0, Ordering::Relaxed);
+        self.published.subscriptions.store(0, Ordering::Relaxed);
+        match self.rebind().await {
+            Ok((life, events, replay)) => {
+                (self.life, self.events, self.replay) = (life, events, replay);
+                self.published.restarts.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(error) => tracing::error!(%error, "cannot bind again; the engine goes on without events"),
         }
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        self.wire = Wire::new(self.wire.options);
+        self.published.note_change();
+        self
     }
-    tracing::error!(endpoint, "cannot bind again; the engine goes on without this socket");
-    socket
+
+    async fn rebind(&self) -> Result<(Life, XPubSocket, RouterSocket), ZmqError> {
+        let life = Life::begin()?;
+        let mut tries = 0;
+        loop {
+            let bound = async {
+                let (events, _) = life.bind(self.events_endpoint.clone()).await?;
+                let (replay, _) = life.bind(self.replay_endpoint.clone()).await?;
+                Ok((events, replay))
+            };
+            match bound.await {
+                Ok((events, replay)) => return Ok((life, events, replay)),
+                Err(error) if tries == REBIND_TRIES => return Err(error),
+                Err(error) => tracing::debug!(%error, "address still in use"),
+            }
+            tries += 1;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
 }
 
 fn now() -> f64 {

@@ -1,0 +1,215 @@
+//! N simulated engines, a sidecar beside each, one balancer.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use serde_json::Value;
+
+use crate::client::Client;
+use crate::program::{Program, eventually};
+
+/// Longest wait for the balancer to see all workers.
+const LIVE_MAX: Duration = Duration::from_secs(30);
+
+/// How the balancer picks a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    RoundRobin,
+    Session,
+    Precise,
+}
+
+impl Mode {
+    /// Value of `mode` in balancer.yaml.
+    pub fn config(self) -> &'static str {
+        match self {
+            Self::RoundRobin => "round_robin",
+            Self::Session => "session",
+            Self::Precise => "precise",
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct FleetConfig {
+    pub workers: usize,
+    pub mode: Mode,
+    pub model_dir: PathBuf,
+    /// Flags of `engine-sim` besides ports and model.
+    pub engine_args: Vec<String>,
+    /// Lines added to balancer.yaml.
+    pub balancer_extra: String,
+    /// Lines added to sidecar.yaml.
+    pub sidecar_extra: String,
+}
+
+impl FleetConfig {
+    /// `workers` engines of the committed tiny model, as fast as the machine can.
+    pub fn tiny(workers: usize, mode: Mode) -> Self {
+        Self {
+            workers,
+            mode,
+            model_dir: tiny_model(),
+            engine_args: ["--speed", "0", "--block-size", "32", "--blocks", "4000"].map(str::to_owned).to_vec(),
+            balancer_extra: String::new(),
+            sidecar_extra: String::new(),
+        }
+    }
+}
+
+/// Folder of the committed tiny Qwen3-VL.
+pub fn tiny_model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../vectors/vllm/tiny-qwen3-vl")
+}
+
+/// All programs of one fleet; they end when it is dropped.
+pub struct Fleet {
+    pub engines: Vec<Program>,
+    pub sidecars: Vec<Program>,
+    pub balancer: Program,
+    pub client: Client,
+    config: FleetConfig,
+    dir: tempfile::TempDir,
+}
+
+impl Fleet {
+    /// Starts everything and waits until the balancer routes to every worker.
+    ///
+    /// # Errors
+    /// When a program does not start or a worker does not appear; the text holds the logs' folder.
+    pub async fn start(config: FleetConfig) -> anyhow::Result<Self> {
+        let mut fleet = Self::without_workers(config).await?;
+        let mut urls = Vec::new();
+        for index in 0..fleet.config.workers {
+            let engine = fleet.start_engine(index, 0).await?;
+            urls.push(format!("http://{}", engine.addr("http")?));
+            fleet.engines.push(engine);
+        }
+        fleet.attach(&urls).await?;
+        Ok(fleet)
+    }
+
+    /// A balancer that waits for workers.
+    pub async fn without_workers(config: FleetConfig) -> anyhow::Result<Self> {
+        let dir = tempfile::Builder::new().prefix("fovea-").tempdir()?;
+        let balancer = start_balancer(&config, dir.path()).await?;
+        Ok(Self { engines: Vec::new(), sidecars: Vec::new(), balancer, client: Client::default(), config, dir })
+    }
+
+    /// Starts a sidecar beside each engine and waits until the balancer routes to all of them.
+    pub async fn attach(&mut self, engine_urls: &[String]) -> anyhow::Result<()> {
+        for url in engine_urls {
+            let sidecar = self.start_sidecar(self.sidecars.len(), url).await?;
+            self.sidecars.push(sidecar);
+        }
+        self.wait_for_workers(self.sidecars.len()).await
+    }
+
+    /// Starts an engine beside the others; port 0 = any.
+    pub async fn start_engine(&self, index: usize, port: u16) -> anyhow::Result<Program> {
+        let model_dir = self.config.model_dir.display().to_string();
+        let mut args = vec!["--port".into(), port.to_string(), "--model-dir".into(), model_dir];
+        args.extend(["--engine-model".into(), "./tiny-qwen3-vl".into(), "--model-name".into(), "tiny-vl".into()]);
+        args.extend(self.config.engine_args.iter().cloned());
+        Program::start("engine-sim", &args, &self.dir.path().join(format!("engine-{index}.log"))).await
+    }
+
+    /// Starts a sidecar for the engine at `engine_url`.
+    pub async fn start_sidecar(&self, index: usize, engine_url: &str) -> anyhow::Result<Program> {
+        let sync = self.balancer.addr("sync")?;
+        let yaml = format!(
+            "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbalancers: [\"{sync}\"]\nengine:\n  url: {engine_url}\n  check_interval: 200ms\n{}",
+            self.config.sidecar_extra
+        );
+        let path = self.dir.path().join(format!("sidecar-{index}.yaml"));
+        tokio::fs::write(&path, yaml).await?;
+        let log = self.dir.path().join(format!("sidecar-{index}.log"));
+        Program::start("fovea-sidecar", &run_args(&path), &log).await
+    }
+
+    /// Waits until the balancer counts `count` workers that it may trust for overlap.
+    pub async fn wait_for_workers(&self, count: usize) -> anyhow::Result<()> {
+        let url = format!("http://{}/debug/workers", self.balancer.addr("admin")?);
+        eventually(&format!("{count} live workers (logs in {})", self.dir.path().display()), LIVE_MAX, || async {
+            let workers = self.client.get_json(&url).await?;
+            let up = |worker: &&Value| worker["state"] == "up" && worker["events"] == true;
+            let live = workers["workers"].as_array().context("no workers")?.iter().filter(up).count();
+            Ok((live == count).then_some(()))
+        })
+        .await
+    }
+
+    /// Waits until the balancer holds as many blocks as the engines do.
+    pub async fn settled(&self) -> anyhow::Result<()> {
+        eventually("the balancer holds what the engines hold", LIVE_MAX, || async {
+            let states = self.engine_states().await?;
+            let blocks = |state: &Value| {
+                state["cached_blocks"]
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .map(Value::to_string)
+                    .collect::<HashSet<_>>()
+                    .len()
+            };
+            let held: usize = states.iter().map(blocks).sum();
+            Ok((self.index_entries().await? == held as u64).then_some(()))
+        })
+        .await
+    }
+
+    /// (block, worker) pairs in the balancer's indexes.
+    pub async fn index_entries(&self) -> anyhow::Result<u64> {
+        let workers = self.client.get_json(&format!("http://{}/debug/workers", self.balancer.addr("admin")?)).await?;
+        let pools = workers["pools"].as_array().context("no pools")?;
+        Ok(pools.iter().filter_map(|pool| pool["index_entries"].as_u64()).sum())
+    }
+
+    /// Front URL of the balancer, without a slash at its end.
+    pub fn url(&self) -> anyhow::Result<String> {
+        Ok(format!("http://{}", self.balancer.addr("http")?))
+    }
+
+    /// URL of chat completions.
+    pub fn chat_url(&self) -> anyhow::Result<String> {
+        Ok(format!("{}/v1/chat/completions", self.url()?))
+    }
+
+    /// `/sim/state` of every engine.
+    pub async fn engine_states(&self) -> anyhow::Result<Vec<Value>> {
+        let mut states = Vec::new();
+        for engine in &self.engines {
+            states.push(self.client.get_json(&format!("http://{}/sim/state", engine.addr("http")?)).await?);
+        }
+        Ok(states)
+    }
+
+    /// `/metrics` of the balancer.
+    pub async fn balancer_metrics(&self) -> anyhow::Result<String> {
+        let answer = self.client.get(&format!("http://{}/metrics", self.balancer.addr("admin")?)).await?;
+        Ok(String::from_utf8_lossy(&answer.body).into_owned())
+    }
+
+    /// Folder of configs and logs, deleted with the fleet.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+}
+
+fn run_args(config: &Path) -> Vec<String> {
+    ["run", "--config"].map(str::to_owned).into_iter().chain([config.display().to_string()]).collect()
+}
+
+async fn start_balancer(config: &FleetConfig, dir: &Path) -> anyhow::Result<Program> {
+    let yaml = format!(
+        "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nsync: 127.0.0.1:0\nmode: {}\ndebug_headers: true\nmodels:\n  - name: tiny-vl\n    dir: {}\n{}",
+        config.mode.config(),
+        config.model_dir.display(),
+        config.balancer_extra
+    );
+    let path = dir.join("balancer.yaml");
+    tokio::fs::write(&path, yaml).await?;
+    Program::start("fovea-balancer", &run_args(&path), &dir.join("balancer.log")).await
+}
