@@ -75,3 +75,26 @@ fn every_id_captured_from_vllm_is_reproduced() {
     }
     assert_eq!(ids, 51, "images with bytes and without uuid or options");
 }
+
+#[test]
+fn ids_under_request_options_are_those_of_the_capture() {
+    let capture = std::fs::read_to_string(vectors().join("bytes_kwargs.jsonl")).unwrap();
+    let mut compared = 0;
+    for line in capture.lines() {
+        let record: Value = serde_json::from_str(line).unwrap();
+        let request = &record["request"];
+        let part = request["messages"].as_array().unwrap().iter().filter_map(|m| m["content"].as_array()).flatten();
+        let part = part.clone().find(|part| part["type"] == "image_url").unwrap();
+        let bytes = data_url::decode(part["image_url"]["url"].as_str().unwrap()).unwrap();
+        let converted = header::read(&bytes).unwrap().converted;
+        let source = part["uuid"].as_str().map_or(Source::File { bytes: &bytes, converted }, Source::Uuid);
+        let options = Options {
+            mm_processor: request["mm_processor_kwargs"].as_object(),
+            media_io: request["media_io_kwargs"]["image"].as_object(),
+        };
+        let id = vllm_item_id(source, options, "./tiny-qwen3-vl");
+        assert_eq!(id.to_string(), record["render"]["mm_hashes"]["image"][0].as_str().unwrap(), "{}", record["name"]);
+        compared += 1;
+    }
+    assert_eq!(compared, 4);
+}
