@@ -112,7 +112,7 @@ impl Preparer {
         request: &ChatRequest<'_>,
         target: Target<'_>,
     ) -> Result<Known, &'static str> {
-        if request.common.mm_processor_kwargs || request.common.media_io_kwargs {
+        if !request.common.mm_processor_kwargs.is_empty() || !request.common.media_io_kwargs.is_empty() {
             return Err("request processor kwargs");
         }
         let facts = self.images.look_at(part, &target.engine.engine_model)?;

@@ -72,7 +72,7 @@ impl<'a> ChatRequest<'a> {
             "tools" => self.tools = list(cursor)?,
             "documents" => self.documents = list(cursor)?,
             "chat_template" => self.chat_template = cursor.text_or_null()?,
-            "chat_template_kwargs" => self.chat_template_kwargs = map(cursor)?,
+            "chat_template_kwargs" => self.chat_template_kwargs = cursor.map()?,
             "reasoning_effort" => self.reasoning_effort = Some(cursor.value()?).filter(|value| !value.is_null()),
             "add_generation_prompt" => self.add_generation_prompt = cursor.flag()?.unwrap_or(true),
             "continue_final_message" => self.continue_final_message = cursor.flag()?.unwrap_or(false),
@@ -90,16 +90,6 @@ fn list(cursor: &mut Cursor<'_>) -> Result<Option<Vec<Value>>> {
             _ => Ok(None),
         },
         _ => Err(cursor.error("not an array", "send an array, or leave the field out")),
-    }
-}
-
-fn map(cursor: &mut Cursor<'_>) -> Result<Map<String, Value>> {
-    match cursor.kind()? {
-        Kind::Null | Kind::Object => match cursor.value()? {
-            Value::Object(map) => Ok(map),
-            _ => Ok(Map::new()),
-        },
-        _ => Err(cursor.error("not an object", "send an object, or leave the field out")),
     }
 }
 

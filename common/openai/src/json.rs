@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::error::ParseError;
 
@@ -167,6 +167,17 @@ impl<'a> Cursor<'a> {
                 "send values that JSON readers agree on",
             )
         })
+    }
+
+    /// The next value as a small object; empty for null.
+    pub fn map(&mut self) -> Result<Map<String, Value>> {
+        match self.kind()? {
+            Kind::Null | Kind::Object => match self.value()? {
+                Value::Object(map) => Ok(map),
+                _ => Ok(Map::new()),
+            },
+            _ => Err(self.error("not an object", "send an object, or leave the field out")),
+        }
     }
 
     /// The next value as a flag, as vLLM's validation reads one; `None` for null.

@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use serde_json::{Map, Value};
+
 use crate::cut::{CutPolicy, cut_members};
 use crate::json::{Cursor, Kind, Member, Result};
 
@@ -15,7 +17,7 @@ pub struct Streaming {
 }
 
 /// Facts of the whole request. A value of the wrong type in a field that does not change the prompt counts as absent: the engine judges it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Common<'a> {
     pub model: Option<Cow<'a, str>>,
     pub stream: Streaming,
@@ -28,10 +30,10 @@ pub struct Common<'a> {
     pub user: Option<Cow<'a, str>>,
     pub session_id: Option<Cow<'a, str>>,
     pub prompt_cache_key: Option<Cow<'a, str>>,
-    /// Given and neither null nor empty: image identities and token counts then follow other rules.
-    pub mm_processor_kwargs: bool,
-    /// Given and neither null nor empty: image identities then follow other rules.
-    pub media_io_kwargs: bool,
+    /// Enter image identities and token counts. Empty when absent; keys in the client's order.
+    pub mm_processor_kwargs: Map<String, Value>,
+    /// By modality; enter image identities. Empty when absent; keys in the client's order.
+    pub media_io_kwargs: Map<String, Value>,
     /// Whether the engine adds the tokenizer's own special tokens; its default depends on the end point.
     pub add_special_tokens: Option<bool>,
     /// Cuts the prompt to its last tokens, so nothing can be predicted from its front.
@@ -55,8 +57,8 @@ impl<'a> Common<'a> {
             "user" => self.user = text_if(cursor)?,
             "session_id" => self.session_id = text_if(cursor)?,
             "prompt_cache_key" => self.prompt_cache_key = text_if(cursor)?,
-            "mm_processor_kwargs" => self.mm_processor_kwargs = filled(cursor)?,
-            "media_io_kwargs" => self.media_io_kwargs = filled(cursor)?,
+            "mm_processor_kwargs" => self.mm_processor_kwargs = cursor.map()?,
+            "media_io_kwargs" => self.media_io_kwargs = cursor.map()?,
             "add_special_tokens" => self.add_special_tokens = cursor.flag()?,
             "truncate_prompt_tokens" => self.truncate_prompt_tokens = cursor.present()?,
             "vllm_xargs" => self.extra_args(cursor, policy)?,
@@ -102,11 +104,4 @@ fn include_usage(cursor: &mut Cursor<'_>) -> Result<bool> {
 
 fn text_if<'a>(cursor: &mut Cursor<'a>) -> Result<Option<Cow<'a, str>>> {
     if cursor.kind()? == Kind::String { cursor.text().map(Some) } else { cursor.skip().map(|()| None) }
-}
-
-fn filled(cursor: &mut Cursor<'_>) -> Result<bool> {
-    if cursor.kind()? == Kind::Object {
-        return cursor.object(|cursor, _| cursor.skip()).map(|members| !members.is_empty());
-    }
-    cursor.present()
 }

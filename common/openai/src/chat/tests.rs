@@ -32,7 +32,7 @@ fn a_whole_request_is_read() {
     assert_eq!((common.n, common.max_tokens, common.priority), (Some(2), Some(5), Some(-1)));
     assert_eq!((common.cache_salt.as_deref(), common.user.as_deref()), (Some("s"), Some("u")));
     assert_eq!((common.session_id.as_deref(), common.prompt_cache_key.as_deref()), (Some("i"), Some("p")));
-    assert!(common.mm_processor_kwargs && !common.media_io_kwargs);
+    assert!(common.mm_processor_kwargs["max_pixels"] == 5 && common.media_io_kwargs.is_empty());
     assert_eq!(common.add_special_tokens, Some(false));
     assert_eq!(common.cuts.len(), 2);
     assert_eq!(request.tools.unwrap(), [json!({"type": "function", "function": {"name": "f"}})]);
