@@ -15,8 +15,13 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub struct BodyError(BoxError);
 
 impl BodyError {
+    /// One that passes through several bodies is wrapped once.
     pub fn new(error: impl Into<BoxError>) -> Self {
-        Self(error.into())
+        error.into().downcast::<Self>().map_or_else(Self, |same| *same)
+    }
+
+    pub fn downcast_ref<E: std::error::Error + 'static>(&self) -> Option<&E> {
+        self.0.downcast_ref()
     }
 }
 

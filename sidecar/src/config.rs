@@ -89,7 +89,7 @@ pub struct ModelConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BlocksConfig {
-    /// Blocks remembered per rank, about 200 bytes each; more are not published.
+    /// Blocks remembered per rank, about 300 bytes each; more are not published.
     pub blocks_max: usize,
     /// With no event for this long since the last one, the engine is asked whether one was lost.
     #[serde(with = "human_duration")]

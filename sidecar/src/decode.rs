@@ -190,6 +190,7 @@ impl Run {
         for (cause, text) in [
             (Skipped::UnknownType, "events are of an unknown type"),
             (Skipped::Malformed, "events are malformed"),
+            (Skipped::Removal, "removals do not say of which blocks"),
             (Skipped::Sparse, "events do not say which tokens are in which block"),
         ] {
             note(line, batch.skipped.iter().filter(|skipped| **skipped == cause).count(), seq, text);

@@ -192,7 +192,11 @@ impl EventMetrics {
 impl GossipMetrics {
     fn register(&self, r: &mut Registry) {
         r.register("sidecar_gossip_streams", "Balancers connected", self.streams.clone());
-        r.register("sidecar_gossip_dials_failed", "Dials that did not connect", self.dials_failed.clone());
+        r.register(
+            "sidecar_gossip_dials_failed",
+            "Dials that did not connect or were not welcomed",
+            self.dials_failed.clone(),
+        );
         r.register("sidecar_gossip_streams_failed", "Streams that broke", self.streams_failed.clone());
         r.register("sidecar_gossip_frames", "Frames sent", self.frames.clone());
         r.register("sidecar_gossip_bytes", "Bytes sent", self.bytes.clone());

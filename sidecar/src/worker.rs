@@ -89,11 +89,15 @@ impl Worker {
     pub fn reset(&self) {
         let kv = &mut *lock(&self.kv);
         kv.publisher.reset();
-        // What was sent is void with the epoch; the new base is the empty set.
-        kv.publisher.take_delta();
         let mut outbox = lock(&self.outbox);
         let (before, _) = outbox.watermark(self.index).unwrap_or_default();
         outbox.reset(self.index, new_epoch(before));
+    }
+
+    /// Nobody follows the events any more: everything known is void, and the stream too.
+    pub fn forget(&self) {
+        self.reset();
+        self.set_stream(Stream::default());
     }
 
     /// All that is published, with the epoch and seq it belongs to.
@@ -191,6 +195,18 @@ mod tests {
         worker.apply(&[stored(7)]);
         assert!(worker.flush());
         assert_eq!(worker.sent(), (epoch, 1));
+    }
+
+    #[test]
+    fn a_worker_that_nobody_follows_holds_nothing_and_claims_nothing() {
+        let worker = worker();
+        worker.apply(&[stored(7)]);
+        worker.flush();
+        worker.set_stream(Stream { live: true, complete: true, watermark: Some(3) });
+        assert!(worker.facts().events);
+        worker.forget();
+        assert!(!worker.facts().events && worker.snapshot().unwrap().2[0].is_empty());
+        assert_eq!(worker.stream(), Stream::default());
     }
 
     #[test]

@@ -96,17 +96,6 @@ impl Outbox {
         Self { rings: epochs.iter().map(ring).collect(), limits }
     }
 
-    /// Adds a worker behind the last; `None` when the worker index has no room for it. Say so in a hello before the next poll.
-    pub fn add_worker(&mut self, epoch: u64) -> Option<u16> {
-        let worker = u16::try_from(self.rings.len()).ok()?;
-        self.rings.push(Ring { epoch, ..Ring::default() });
-        Some(worker)
-    }
-
-    pub fn workers(&self) -> usize {
-        self.rings.len()
-    }
-
     /// Epoch and last seq of a worker.
     pub fn watermark(&self, worker: u16) -> Option<(u64, u64)> {
         self.rings.get(usize::from(worker)).map(|ring| (ring.epoch, ring.seq))
@@ -132,7 +121,7 @@ impl Outbox {
         ring.seq
     }
 
-    /// Everything said about a worker is void (engine restart, cleared cache): its seq starts anew and every balancer needs a snapshot.
+    /// Everything said about a worker is void (engine restart, lost history): its seq starts anew and every balancer needs a snapshot.
     /// `epoch` must differ from every one before.
     pub fn reset(&mut self, worker: u16, epoch: u64) {
         if let Some(ring) = self.rings.get_mut(usize::from(worker)) {

@@ -21,6 +21,8 @@ pub enum Skipped {
     UnknownType,
     /// A known event with a field missing or of another type.
     Malformed,
+    /// A removal that does not say of which blocks: what is held is not known any more.
+    Removal,
     /// Token count ≠ blocks × block size: tokens cannot be told apart by block (groups that leave out masked blocks).
     Sparse,
 }

@@ -33,7 +33,7 @@ use std::collections::VecDeque;
 use waiting::Waiting;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::event::{Batch, DecodeError, KvEvent};
+use crate::event::{Batch, DecodeError, KvEvent, Skipped};
 
 /// Replays in a row that bring nothing new before what is missing counts as lost.
 const MAX_TRIES: u8 = 2;
@@ -144,7 +144,7 @@ pub struct Replica {
     asks: u64,
     /// All batches of this life since 0, or since the engine was empty, are applied.
     whole: bool,
-    /// The proxy's clear may have been undone by older batches: repeat it when the replay is over.
+    /// The proxy's clear may be undone by batches from before it: repeat it when the replay is over.
     clear_again: bool,
     out: Vec<Action>,
 }
@@ -212,8 +212,12 @@ impl Replica {
                 _ => self.count(Count::Stray),
             },
             Input::CacheReset => {
-                self.clear_again = self.link != Link::Live;
+                self.clear_again = true;
                 self.out.push(Action::Apply(Batch { events: vec![KvEvent::Cleared], ..Batch::default() }));
+                if self.link == Link::Live {
+                    // Batches from before the call may still be on their way.
+                    self.ask(0, true);
+                }
             }
         }
         self.check_invariants();
@@ -355,7 +359,12 @@ impl Replica {
                     self.whole = true;
                     self.clear_again = false;
                 }
+                let unknown = batch.skipped.contains(&Skipped::Removal);
                 self.out.push(Action::Apply(batch));
+                if unknown {
+                    self.whole = false;
+                    self.out.push(Action::Reset);
+                }
             }
             Err(error) => {
                 self.whole = false;

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::endpoint::{for_rank, reachable};
-use super::metrics_text::{Sample, samples};
+use super::metrics_text::samples;
 use crate::body::{self, Body, BoxError, ReadError};
 use crate::config::Config;
 
@@ -39,7 +39,8 @@ pub struct Rank {
     /// Tokens per block and blocks of KV memory; 0 = not said.
     pub block_size: u32,
     pub capacity_blocks: u64,
-    pub gauges: Gauges,
+    /// Share of the KV pool used by running requests, 0..=1000.
+    pub kv_usage_permille: u16,
 }
 
 /// Where one rank's events come from.
@@ -50,15 +51,6 @@ pub struct Source {
     pub topic: String,
     /// Bind `endpoint`; the engine connects.
     pub bind: bool,
-}
-
-/// The engine's own view of its load.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Gauges {
-    pub running: u32,
-    pub waiting: u32,
-    /// Share of the KV pool used by running requests, 0..=1000.
-    pub kv_usage_permille: u16,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -93,6 +85,11 @@ impl DiscoverError {
     /// The page is not there, in contrast to an engine that is ill.
     fn absent(&self) -> bool {
         matches!(self, Self::Status { status, .. } if *status == StatusCode::NOT_FOUND || *status == StatusCode::METHOD_NOT_ALLOWED)
+    }
+
+    /// Somebody is there, and may only be busy.
+    pub fn is_slow(&self) -> bool {
+        matches!(self, Self::TooSlow { .. } | Self::Read { source: ReadError::TooSlow { .. }, .. })
     }
 }
 
@@ -197,16 +194,9 @@ fn ranks(config: &Config, sources: &BTreeMap<String, EventSource>, page: &str) -
         entry.block_size = u32::try_from(number("block_size")).unwrap_or(0);
         entry.capacity_blocks = number("num_gpu_blocks");
     }
-    let count = |sample: &Sample<'_>| sample.value.clamp(0.0, f64::from(u32::MAX)) as u32;
-    for (name, set) in [
-        ("vllm:num_requests_running", (|g, n| g.running = n) as fn(&mut Gauges, u32)),
-        ("vllm:num_requests_waiting", |g, n| g.waiting = n),
-    ] {
-        samples(page, name).for_each(|sample| set(&mut ranks.entry(sample.rank()).or_default().gauges, count(&sample)));
-    }
     for sample in samples(page, "vllm:kv_cache_usage_perc") {
         let share = (sample.value.clamp(0.0, 1.0) * 1000.0).round() as u16;
-        ranks.entry(sample.rank()).or_default().gauges.kv_usage_permille = share;
+        ranks.entry(sample.rank()).or_default().kv_usage_permille = share;
     }
     ranks.into_iter().take(RANKS_MAX).map(|(rank, found)| overruled(config, rank, found)).collect()
 }

@@ -17,9 +17,6 @@ use super::discover::Source;
 const RETRY: Duration = Duration::from_millis(200);
 /// Dial and ZMTP handshake.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
-/// Between two replies of a replay. vLLM looks at its replay socket at least every 100 ms; a longer silence means that the
-/// rest was dropped (0.32 sends at most 1000 replies to a slow reader, without an end marker).
-const REPLAY_IDLE: Duration = Duration::from_secs(2);
 /// Sequence number of the end marker: −1.
 const END: u64 = u64::MAX;
 
@@ -49,7 +46,7 @@ pub trait EventSource: Send {
     fn replay(&mut self, from: u64) -> impl Future<Output = Result<Self::Replay, ReplayError>> + Send;
 }
 
-/// Answers to one replay request, in order. `None` = the end marker came.
+/// Answers to one replay request, in order. `None` = the end marker came. `next` is cancel-safe, and may wait for ever.
 pub trait ReplayStream: Send {
     fn next(&mut self) -> impl Future<Output = Result<Option<Frame>, ReplayError>> + Send;
 }
@@ -178,9 +175,7 @@ pub struct ZmqReplay {
 
 impl ReplayStream for ZmqReplay {
     async fn next(&mut self) -> Result<Option<Frame>, ReplayError> {
-        let reply = tokio::time::timeout(REPLAY_IDLE, self.socket.recv()).await;
-        let message = reply.map_err(|_| ReplayError::Silent { limit: REPLAY_IDLE })?.map_err(ReplayError::Broken)?;
-        let frame = frame(message).ok_or(ReplayError::Malformed)?;
+        let frame = frame(self.socket.recv().await.map_err(ReplayError::Broken)?).ok_or(ReplayError::Malformed)?;
         Ok((frame.seq != END).then_some(frame))
     }
 }

@@ -17,6 +17,10 @@ use crate::worker::{Stream, Worker};
 /// From a connect to the first audit: the engine may have published between our connect and the moment it knew of our subscription.
 const SETTLE: Duration = Duration::from_secs(1);
 
+/// Between two replies of a replay. vLLM looks at its replay socket at least every 100 ms; a longer silence means that the
+/// rest was dropped (0.32 sends at most 1000 replies to a slow reader, without an end marker).
+const REPLAY_IDLE: Duration = Duration::from_secs(2);
+
 /// Times of a follower.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
@@ -33,18 +37,26 @@ pub struct Follower<S: EventSource> {
     metrics: EventMetrics,
     pace: Pace,
     replica: Replica,
-    replay: Option<(u64, S::Replay)>,
+    replay: Option<Replay<S::Replay>>,
     /// When the gathered events go out.
     flush_at: Option<Instant>,
     /// When to ask whether the last event was lost.
     audit_at: Option<Instant>,
-    /// The present replay only asks: what is known stays trusted meanwhile.
+    /// An audit runs, or the replay that it led to.
     auditing: bool,
     /// Highest batch that came by the subscription.
     live_seq: Option<u64>,
     /// Watermark before the present audit.
     audited: Option<u64>,
     connected: bool,
+}
+
+/// A replay that runs.
+struct Replay<R> {
+    ask: u64,
+    stream: R,
+    /// Without a reply until then it is given up; live batches come between and must not move it.
+    silent_at: Instant,
 }
 
 /// Sleeps until then, or for ever.
@@ -56,14 +68,21 @@ async fn until(at: Option<Instant>) {
 }
 
 /// The next answer of the replay that runs, as an input.
-async fn reply<R: ReplayStream>(replay: &mut Option<(u64, R)>) -> Input {
-    let Some((ask, stream)) = replay else { return std::future::pending().await };
+async fn reply<R: ReplayStream>(replay: &mut Option<Replay<R>>) -> Input {
+    let Some(Replay { ask, stream, silent_at }) = replay else { return std::future::pending().await };
     let ask = *ask;
-    match stream.next().await {
-        Ok(Some(frame)) => Input::Replayed { ask, seq: frame.seq, payload: frame.payload.into() },
-        Ok(None) => Input::ReplayEnd { ask },
-        Err(error) => {
+    match tokio::time::timeout_at(*silent_at, stream.next()).await {
+        Ok(Ok(Some(frame))) => {
+            *silent_at = Instant::now() + REPLAY_IDLE;
+            Input::Replayed { ask, seq: frame.seq, payload: frame.payload.into() }
+        }
+        Ok(Ok(None)) => Input::ReplayEnd { ask },
+        Ok(Err(error)) => {
             tracing::warn!(%error, "replay of events broke off");
+            Input::ReplayFailed { ask }
+        }
+        Err(_) => {
+            tracing::warn!(limit = ?REPLAY_IDLE, "replay of events fell silent");
             Input::ReplayFailed { ask }
         }
     }
@@ -90,6 +109,12 @@ impl<S: EventSource> Follower<S> {
 
     /// Follows until the stop.
     pub async fn run(mut self, stop: CancellationToken) {
+        self.follow(stop).await;
+        self.metrics.connected.get_or_create(&self.labels()).set(0);
+        self.metrics.complete.get_or_create(&self.labels()).set(0);
+    }
+
+    async fn follow(&mut self, stop: CancellationToken) {
         let mut resets = self.state.resets();
         loop {
             let input = tokio::select! {
@@ -101,9 +126,7 @@ impl<S: EventSource> Follower<S> {
                 event = self.source.next() => self.received(event),
                 () = until(self.audit_at) => {
                     self.audit_at = Some(Instant::now() + self.pace.audit_after);
-                    self.auditing = self.connected && self.replica.is_live();
-                    self.audited = self.replica.applied_seq();
-                    self.auditing.then_some(Input::Connected)
+                    self.audit()
                 }
             };
             let Some(input) = input else { continue };
@@ -121,6 +144,14 @@ impl<S: EventSource> Follower<S> {
 
     fn labels(&self) -> RankLabels {
         RankLabels { rank: self.worker.rank }
+    }
+
+    fn audit(&mut self) -> Option<Input> {
+        if self.replay.is_some() || !self.replica.is_live() {
+            return None;
+        }
+        (self.auditing, self.audited) = (true, self.replica.applied_seq());
+        Some(Input::Audit)
     }
 
     fn received(&mut self, event: SourceEvent) -> Option<Input> {
@@ -159,10 +190,20 @@ impl<S: EventSource> Follower<S> {
             for action in self.replica.step(input) {
                 if let Action::AskReplay { ask, from } = action {
                     self.replay = None;
+                    // A dial may take a while.
+                    self.flush();
                     match self.source.replay(from).await {
-                        Ok(stream) => self.replay = Some((ask, stream)),
+                        Ok(stream) => {
+                            self.replay = Some(Replay { ask, stream, silent_at: Instant::now() + REPLAY_IDLE });
+                        }
                         Err(error) => {
-                            tracing::warn!(rank = self.worker.rank, %error, "cannot ask for a replay");
+                            let rank = self.worker.rank;
+                            // An audit comes again every few seconds.
+                            if self.auditing {
+                                tracing::debug!(rank, %error, "cannot ask whether events were lost");
+                            } else {
+                                tracing::warn!(rank, %error, "cannot ask for a replay");
+                            }
                             next = Some(Input::ReplayFailed { ask });
                         }
                     }
@@ -217,17 +258,14 @@ impl<S: EventSource> Follower<S> {
     fn show(&mut self) {
         let watermark = self.replica.applied_seq();
         let before = self.worker.stream();
-        if self.auditing && self.replica.is_live() {
+        if self.auditing && self.replay.is_none() {
             self.auditing = false;
             if watermark > self.live_seq.max(self.audited) {
                 tracing::warn!(rank = self.worker.rank, "events went past the subscription, subscribing anew");
                 self.source.reconnect();
             }
         }
-        let stream = match self.auditing {
-            true => Stream { watermark, ..before },
-            false => Stream { live: self.replica.is_live(), complete: self.replica.is_complete(), watermark },
-        };
+        let stream = Stream { live: self.replica.is_live(), complete: self.replica.is_complete(), watermark };
         let labels = self.labels();
         self.metrics.connected.get_or_create(&labels).set(self.connected.into());
         self.metrics.complete.get_or_create(&labels).set(stream.complete.into());

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use fovea_service::shutdown::Shutdown;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::discover::{Discovered, EngineClient, Rank, Source, discover};
+use super::discover::{DiscoverError, Discovered, EngineClient, Rank, Source, discover};
 use super::events::ZmqSource;
 use super::follow::{Follower, Pace};
 use crate::config::Config;
@@ -13,6 +14,24 @@ use crate::metrics::{Metrics, RankLabels};
 use crate::proxy::budget::Budget;
 use crate::state::State;
 use crate::worker::{Told, Worker};
+
+/// Looks in a row that may be too slow before the engine counts as gone: its server answers late while it prepares large requests.
+const SLOW_LOOKS_MAX: u32 = 3;
+
+/// The looks that failed since the last one that succeeded.
+#[derive(Debug, Default)]
+struct Failures {
+    slow: u32,
+    told: bool,
+}
+
+impl Failures {
+    /// One more. True = the engine counts as gone.
+    fn add(&mut self, error: &DiscoverError) -> bool {
+        self.slow = if error.is_slow() { self.slow + 1 } else { SLOW_LOOKS_MAX };
+        self.slow >= SLOW_LOOKS_MAX
+    }
+}
 
 pub struct Watch {
     pub client: EngineClient,
@@ -27,6 +46,7 @@ pub struct Watch {
 struct Followed {
     source: Option<Source>,
     stop: CancellationToken,
+    task: JoinHandle<()>,
 }
 
 impl Drop for Followed {
@@ -39,7 +59,7 @@ impl Watch {
     /// Looks at once, then each `engine.check_interval`, until the stop.
     pub async fn run(self) {
         let stop = self.shutdown.token();
-        let mut followed = Vec::new();
+        let (mut followed, mut failures) = (Vec::new(), Failures::default());
         let mut ticks = tokio::time::interval(self.config.engine.check_interval);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -54,18 +74,25 @@ impl Watch {
                 found = discover(&self.client, &self.config) => found,
             };
             match found {
-                Ok(found) => self.found(found, &mut followed),
-                Err(error) => {
-                    self.metrics.engine.checks_failed.inc();
-                    self.metrics.engine.up.set(0);
-                    if self.state.is_up() || self.state.facts().is_none() {
-                        let cause = std::error::Error::source(&error).map(ToString::to_string);
-                        tracing::warn!(%error, cause, "cannot look at the engine");
-                    }
-                    self.state.set_down();
+                Ok(found) => {
+                    failures = Failures::default();
+                    self.found(found, &mut followed);
                 }
+                Err(error) => self.failed(&error, &mut failures),
             }
             self.show();
+        }
+    }
+
+    fn failed(&self, error: &DiscoverError, failures: &mut Failures) {
+        self.metrics.engine.checks_failed.inc();
+        if !std::mem::replace(&mut failures.told, true) {
+            let cause = std::error::Error::source(error).map(ToString::to_string);
+            tracing::warn!(%error, cause, "cannot look at the engine");
+        }
+        if failures.add(error) {
+            self.metrics.engine.up.set(0);
+            self.state.set_down();
         }
     }
 
@@ -77,7 +104,7 @@ impl Watch {
         }
         for (index, (worker, rank)) in self.state.workers().into_iter().zip(&found.ranks).enumerate() {
             worker.set_told(Told { block_size: rank.block_size, capacity_blocks: rank.capacity_blocks });
-            worker.load.set_kv_usage(rank.gauges.kv_usage_permille);
+            worker.load.set_kv_usage(rank.kv_usage_permille);
             self.follow(index, worker, rank, followed);
         }
         if !self.state.is_up() {
@@ -94,24 +121,30 @@ impl Watch {
         if followed.get(index).is_some_and(|old| old.source == rank.source) {
             return;
         }
-        if followed.len() > index {
-            // Events of another source say nothing of what this one held.
-            worker.reset();
+        if rank.source.is_none() {
+            tracing::warn!(rank = rank.rank, "the engine publishes no kv events; start it with --kv-events-config");
         }
         let stop = self.shutdown.token().child_token();
-        let new = Followed { source: rank.source.clone(), stop: stop.clone() };
-        match followed.get_mut(index) {
-            Some(old) => *old = new,
-            None => followed.push(new),
-        }
-        let Some(source) = rank.source.clone() else {
-            tracing::warn!(rank = rank.rank, "the engine publishes no kv events; start it with --kv-events-config");
-            return;
-        };
+        let before = (index < followed.len()).then(|| followed.remove(index));
         let pace =
             Pace { flush_interval: self.config.gossip.flush_interval, audit_after: self.config.blocks.audit_after };
         let (state, metrics) = (Arc::clone(&self.state), self.metrics.events.clone());
-        self.shutdown.spawn(Follower::new(ZmqSource::new(source), worker, state, metrics, pace).run(stop));
+        let (source, stopped) = (rank.source.clone(), stop.clone());
+        let task = self.shutdown.spawn(async move {
+            if let Some(mut before) = before {
+                before.stop.cancel();
+                // It may be in the middle of a batch; a panic in it is told by the runtime.
+                let _ = (&mut before.task).await;
+                // Events of another source say nothing of what that one held.
+                worker.forget();
+                state.announce();
+                state.refresh_hello();
+            }
+            if let Some(source) = source {
+                Follower::new(ZmqSource::new(source), worker, state, metrics, pace).run(stopped).await;
+            }
+        });
+        followed.insert(index, Followed { source: rank.source.clone(), stop, task });
     }
 
     /// Figures that are not kept up to date by steps.
@@ -127,5 +160,23 @@ impl Watch {
         }
         let free = i64::try_from(self.budget.free_bytes()).unwrap_or(i64::MAX);
         self.metrics.proxy.bodies_free_bytes.set(free);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn an_engine_is_gone_at_once_when_nobody_is_there_and_after_some_looks_when_it_is_slow() {
+        let slow = DiscoverError::TooSlow { path: "/health", limit: Duration::from_secs(2) };
+        let absent = DiscoverError::Unreachable { path: "/health", source: "refused".into() };
+        let mut failures = Failures::default();
+        assert_eq!([(); 3].map(|()| failures.add(&slow)), [false, false, true]);
+        assert!(failures.add(&slow));
+        let mut failures = Failures::default();
+        assert!(failures.add(&absent) && failures.add(&slow));
     }
 }

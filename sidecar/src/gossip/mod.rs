@@ -102,13 +102,17 @@ impl Gossip {
                 Ok(never) => match never {},
                 Err(error) => {
                     let cause = std::error::Error::source(&error).map(ToString::to_string);
-                    if error.was_connected() {
+                    if error.was_welcome() {
                         self.metrics.streams_failed.inc();
                         tracing::warn!(%address, %error, cause, "stream to a balancer ended");
                         pause = BACKOFF_MIN;
                     } else {
                         self.metrics.dials_failed.inc();
-                        tracing::debug!(%address, %error, cause, "cannot reach a balancer");
+                        if error.was_connected() && pause == BACKOFF_MIN {
+                            tracing::warn!(%address, %error, cause, "a balancer does not take this sidecar");
+                        } else {
+                            tracing::debug!(%address, %error, cause, "cannot reach a balancer");
+                        }
                     }
                 }
             }

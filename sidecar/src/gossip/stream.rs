@@ -35,7 +35,10 @@ pub enum StreamError {
         source: Option<std::io::Error>,
     },
     #[error("no welcome: is this address the sync port of a balancer?")]
-    NoWelcome,
+    NoWelcome {
+        #[source]
+        source: Option<Box<Self>>,
+    },
     #[error("the connection broke")]
     Broken(#[source] std::io::Error),
     #[error("closed by the balancer")]
@@ -49,6 +52,15 @@ pub enum StreamError {
 impl StreamError {
     pub fn was_connected(&self) -> bool {
         !matches!(self, Self::Dial { .. })
+    }
+
+    /// The balancer had taken us; else it is not there, or is none.
+    pub fn was_welcome(&self) -> bool {
+        !matches!(self, Self::Dial { .. } | Self::NoWelcome { .. })
+    }
+
+    fn no_welcome(cause: Self) -> Self {
+        Self::NoWelcome { source: Some(Box::new(cause)) }
     }
 }
 
@@ -79,12 +91,12 @@ pub(super) async fn run(gossip: &Gossip, address: SocketAddr) -> Result<Infallib
         told: 0,
     };
     let first = hello.borrow_and_update().clone();
-    writer.hello(first).await?;
+    writer.hello(first).await.map_err(StreamError::no_welcome)?;
     let mut decoder = Decoder::<FromBalancer>::new();
     match timeout(WELCOME_TIMEOUT, message(&mut read, &mut decoder)).await {
         Ok(Ok(FromBalancer::Welcome(_))) => {}
-        Ok(Err(error)) => return Err(error),
-        Ok(Ok(_)) | Err(_) => return Err(StreamError::NoWelcome),
+        Ok(Err(error)) => return Err(StreamError::no_welcome(error)),
+        Ok(Ok(_)) | Err(_) => return Err(StreamError::NoWelcome { source: None }),
     }
     tracing::info!(%address, "stream to a balancer stands");
     let _shown = Shown::new(gossip, address);

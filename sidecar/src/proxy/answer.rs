@@ -16,7 +16,9 @@ pub struct Answer {
     inner: Body,
     charge: Option<Charge>,
     idle: Duration,
+    /// Runs while a frame is waited for: a client that takes its time is not the engine's silence.
     silent: Pin<Box<Sleep>>,
+    waiting: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -27,7 +29,7 @@ struct Silent {
 
 impl Answer {
     pub fn new(inner: Body, charge: Option<Charge>, idle: Duration) -> Self {
-        Self { inner, charge, idle, silent: Box::pin(tokio::time::sleep(idle)) }
+        Self { inner, charge, idle, silent: Box::pin(tokio::time::sleep(idle)), waiting: false }
     }
 }
 
@@ -37,13 +39,16 @@ impl http_body::Body for Answer {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.inner).poll_frame(cx) else {
+            if !std::mem::replace(&mut self.waiting, true) {
+                let limit = Instant::now() + self.idle;
+                self.silent.as_mut().reset(limit);
+            }
             ready!(self.silent.as_mut().poll(cx));
             return Poll::Ready(Some(Err(BodyError::new(Silent { limit: self.idle }))));
         };
+        self.waiting = false;
         match &frame {
             Some(Ok(_)) => {
-                let next = Instant::now() + self.idle;
-                self.silent.as_mut().reset(next);
                 if let Some(charge) = &mut self.charge {
                     charge.first_byte();
                 }
@@ -93,6 +98,18 @@ mod tests {
         drop(sender);
         assert!(answer.frame().await.is_none());
         assert_eq!(counts(), (0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_client_is_no_silent_engine() {
+        let (sender, body) = stream();
+        let mut answer = Answer::new(body, None, Duration::from_secs(9));
+        sender.send("a").await.unwrap();
+        assert!(answer.frame().await.unwrap().is_ok());
+        tokio::time::advance(Duration::from_secs(20)).await;
+        assert!(futures_util::FutureExt::now_or_never(answer.frame()).is_none());
+        sender.send("b").await.unwrap();
+        assert!(answer.frame().await.unwrap().is_ok());
     }
 
     #[tokio::test(start_paused = true)]

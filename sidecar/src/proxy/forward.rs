@@ -2,6 +2,7 @@
 //! a client that leaves cancels its request there, during prefill too.
 
 use std::convert::Infallible;
+use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,8 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use super::headers;
 use super::refusal::{Outcome, Refusal};
-use crate::body::{self, Body};
+use super::splice::LengthError;
+use crate::body::{self, Body, BodyError};
 use crate::engine::discover::EngineClient;
 
 /// Idle connections are closed before uvicorn does it (5 s by default), so that no request meets a closing one.
@@ -38,6 +40,11 @@ pub fn client(connect: Duration) -> EngineClient {
     Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).pool_idle_timeout(POOL_IDLE).build(connector)
 }
 
+/// The request's own body broke off on its way: not the engine's fault.
+fn body_error<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e BodyError> {
+    std::iter::successors(Some(error), |&error| error.source()).find_map(|error| error.downcast_ref())
+}
+
 #[derive(Clone)]
 pub struct Forward {
     pub client: EngineClient,
@@ -58,12 +65,13 @@ impl Forward {
             uri.path_and_query(path).build().map_err(|error| Refusal::EngineUnreachable(error.into()))?;
         *request.version_mut() = Version::HTTP_11;
         let answer = tokio::time::timeout(self.first_byte, self.client.request(request)).await;
-        let answer = answer.map_err(|_| Refusal::EngineTooSlow)?.map_err(|error| {
-            if error.is_connect() {
-                Refusal::EngineUnreachable(error.into())
-            } else {
-                Refusal::EngineBroken(error.into())
-            }
+        let answer = answer.map_err(|_| Refusal::EngineTooSlow)?.map_err(|error| match body_error(&error) {
+            Some(body) => match body.downcast_ref::<LengthError>() {
+                Some(&wrong) => wrong.into(),
+                None => Refusal::BodyBroken(BodyError::new(error)),
+            },
+            None if error.is_connect() => Refusal::EngineUnreachable(error.into()),
+            None => Refusal::EngineBroken(error.into()),
         })?;
         let (mut head, incoming) = answer.into_parts();
         headers::strip_hop(&mut head.headers);

@@ -17,8 +17,8 @@ const BUILT_IN: &[&str] = &[
 /// Bodies in which a client could set an identity or a report mode.
 const SCANNED: &[&str] = &["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize"];
 
-/// Calls after which the engine's cache is empty; it tells so only with its next batch of events.
-const CLEARING: &[&str] = &["/reset_prefix_cache", "/sleep"];
+/// Calls after which the engine's cache is empty (`/pause` unless told otherwise); it tells so only with its next batch of events.
+const CLEARING: &[&str] = &["/reset_prefix_cache", "/sleep", "/pause"];
 
 /// Paths whose requests make the engine compute.
 const COMPUTING: &[&str] = &["/v1/chat/completions", "/v1/completions", "/v1/embeddings"];

@@ -11,7 +11,7 @@ use http_body_util::BodyExt;
 
 use super::budget::{Budget, Held, HeldBody};
 use super::refusal::Refusal;
-use super::splice::Spliced;
+use super::splice::{Bounds, Spliced};
 use crate::body::{self, Body};
 use crate::config::{Limits, Timeouts};
 
@@ -50,15 +50,17 @@ impl Bodies {
         };
         self.check_length(old_len)?;
         let mut rest = std::mem::replace(request.body_mut(), body::empty());
+        let held = self.budget.take(length as u64).await?;
         let (record, first) = self.in_time(split(&mut rest, length)).await?;
         let record = preamble::decode(&record).map_err(|error| bad(error.to_string()))?;
+        drop(held);
         let edits = edits(&record)?;
+        // A chunked body is held to them as it passes.
+        let bounds = Bounds { least: edits_end(&record), most: self.limits.body_max.as_u64() };
+        old_len.map_or(Ok(()), |len| bounds.check(len)).map_err(Refusal::from)?;
         let new_len = old_len.map(|len| edits.new_len(len));
         set_length(request, new_len);
-        // The limit on the stream makes a chunked body obey it too.
-        let rest =
-            http_body_util::Limited::new(rest, usize::try_from(self.limits.body_max.as_u64()).unwrap_or(usize::MAX));
-        *request.body_mut() = body::boxed(Spliced::new(first, body::boxed(rest), Splicer::new(edits), new_len));
+        *request.body_mut() = body::boxed(Spliced::new(first, rest, Splicer::new(edits), new_len, bounds));
         Ok(Weight {
             dp_rank: Some(record.dp_rank),
             prompt_tokens: record.prompt_tokens,
@@ -151,6 +153,12 @@ fn edits(record: &Preamble) -> Result<Edits, Refusal> {
         inserts.push((at(identity.insert_at)?, format!("\"uuid\":\"{}\",", identity.id).into_bytes()));
     }
     Edits::new(cuts, inserts).map_err(|error| bad(&error.to_string()))
+}
+
+/// Where in the client's body the last edit ends.
+fn edits_end(record: &Preamble) -> u64 {
+    let cut = record.cuts.last().map_or(0, |&(offset, length)| offset.saturating_add(length));
+    record.identities.last().map_or(0, |identity| identity.insert_at).max(cut)
 }
 
 /// Cuts out what a client must not set, and guesses the prompt's length.

@@ -2,6 +2,7 @@
 
 use http::{HeaderValue, Response, StatusCode, header};
 
+use super::splice::LengthError;
 use crate::body::{self, Body, BodyError, BoxError};
 
 /// Why a request does not reach the engine, or its answer does not come back.
@@ -60,6 +61,15 @@ pub enum Outcome {
 
 fovea_service::snake_case_labels!(Outcome);
 
+impl From<LengthError> for Refusal {
+    fn from(error: LengthError) -> Self {
+        match error {
+            LengthError::TooLong { limit } => Self::BodyTooLong { limit },
+            LengthError::EditBeyondEnd => Self::BadPreamble { problem: error.to_string() },
+        }
+    }
+}
+
 impl Refusal {
     pub fn outcome(&self) -> Outcome {
         match self {
@@ -105,7 +115,14 @@ impl Refusal {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         // The rest of an unread body is not worth reading: the connection ends with this answer.
-        if matches!(self, Self::BodyTooLong { .. } | Self::BodyTooSlow | Self::NoRoom | Self::BadPreamble { .. }) {
+        if matches!(
+            self,
+            Self::BodyTooLong { .. }
+                | Self::BodyTooSlow
+                | Self::BodyBroken(_)
+                | Self::NoRoom
+                | Self::BadPreamble { .. }
+        ) {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response.extensions_mut().insert(self.outcome());

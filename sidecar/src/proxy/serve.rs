@@ -8,9 +8,9 @@ use std::time::Duration;
 use fovea_service::shutdown::Shutdown;
 use http::Request;
 use hyper::body::Incoming;
+use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -24,8 +24,6 @@ use crate::body;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Request line and headers of one request, in bytes.
 const HEAD_BYTES_MAX: usize = 64 << 10;
-/// Requests at a time on one HTTP/2 connection.
-const STREAMS_MAX: u32 = 256;
 
 /// Serves until the stop. A connection over `connections_max` is closed at once.
 pub async fn serve(listener: TcpListener, shared: Arc<Shared>, connections_max: usize, shutdown: Shutdown) {
@@ -74,9 +72,9 @@ async fn connection(
         request.extensions_mut().insert(Peer(peer));
         stack.clone().oneshot(request)
     });
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(head_timeout).max_buf_size(HEAD_BYTES_MAX);
-    builder.http2().timer(TokioTimer::new()).max_concurrent_streams(STREAMS_MAX);
+    // HTTP/1 only: one request at a time, so that connections bound the memory, and a head that never comes ends its connection.
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(head_timeout).max_buf_size(HEAD_BYTES_MAX);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
@@ -87,6 +85,6 @@ async fn connection(
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(error, "connection failed");
+        tracing::debug!(%error, "connection failed");
     }
 }

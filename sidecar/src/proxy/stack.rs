@@ -126,24 +126,39 @@ async fn account<N: Next>(shared: Arc<Shared>, request: Request<Body>, next: N) 
     Ok(pass(request, next).await.map(|inner| body::boxed(Answer::new(inner, charge, idle))))
 }
 
+/// Forgets what the engine held, unless the cache is known to be kept: a call whose answer nobody saw may have emptied it too.
+struct Emptied {
+    state: Arc<State>,
+    kept: bool,
+}
+
+impl Drop for Emptied {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.state.cache_reset();
+        }
+    }
+}
+
 /// The engine empties its cache without telling: forget what it held as soon as it agreed.
 async fn watch_resets<N: Next>(
     shared: Arc<Shared>,
     request: Request<Body>,
     next: N,
 ) -> Result<Response<Body>, Refusal> {
-    let clearing = paths::is_clearing(request.uri().path());
+    if !paths::is_clearing(request.uri().path()) {
+        return Ok(pass(request, next).await);
+    }
+    let mut emptied = Emptied { state: Arc::clone(&shared.state), kept: false };
     let response = pass(request, next).await;
-    if !clearing || !response.status().is_success() {
+    if !response.status().is_success() {
+        emptied.kept = response.status().is_client_error();
         return Ok(response);
     }
     let (head, answer) = response.into_parts();
     let answer = body::read(answer, RESET_ANSWER_MAX, shared.bodies.timeouts.first_byte).await;
     let answer = answer.map_err(|error| Refusal::EngineBroken(error.into()))?;
     // vLLM says `{"success": false}` when running requests kept it from clearing.
-    let refused = serde_json::from_slice::<serde_json::Value>(&answer).is_ok_and(|told| told["success"] == false);
-    if !refused {
-        shared.state.cache_reset();
-    }
+    emptied.kept = serde_json::from_slice::<serde_json::Value>(&answer).is_ok_and(|told| told["success"] == false);
     Ok(Response::from_parts(head, body::full(answer)))
 }

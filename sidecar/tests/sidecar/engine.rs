@@ -73,7 +73,7 @@ impl Engine {
     }
 }
 
-/// `/v1/chat/completions` echoes; `/v1/completions` answers piece by piece; `/tokenize` fails; `/v1/embeddings` never answers.
+/// `/v1/chat/completions` echoes; `/v1/completions` answers piece by piece; `/tokenize` fails; `/v1/embeddings` and `/pause` never answer.
 async fn answer(script: Arc<Script>, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
     let (head, body) = request.into_parts();
     let path = head.uri.path().to_owned();
@@ -99,7 +99,7 @@ async fn answer(script: Arc<Script>, request: Request<Incoming>) -> Result<Respo
             });
             Ok(Response::new(StreamBody::new(frames).boxed_unsync()))
         }
-        "/v1/embeddings" => {
+        "/v1/embeddings" | "/pause" => {
             let _leaving = Leaving(script.notes.clone());
             script.notes.send(Note::Began).unwrap();
             std::future::pending().await

@@ -189,6 +189,37 @@ async fn a_body_over_the_limit_is_refused_before_it_is_sent() {
 }
 
 #[tokio::test]
+async fn a_chunked_body_behind_a_preamble_obeys_the_limit() {
+    let engine = Engine::start().await;
+    let mut config = config(engine.address, &[]);
+    config.limits.body_max = ByteSize::kib(1);
+    let sidecar = rig::start(config).await;
+    let record = preamble::encode(&Preamble::default());
+    let mut stream = TcpStream::connect(sidecar.http).await.unwrap();
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n";
+    let head = format!("{head}{}: {}\r\n\r\n{:x}\r\n", preamble::HEADER, record.len(), record.len());
+    let rest = format!("\r\n7d0\r\n{}\r\n0\r\n\r\n", " ".repeat(2000));
+    stream.write_all(&[head.as_bytes(), &record, rest.as_bytes()].concat()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 413 ") && answer.contains("body_too_long"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_reset_whose_answer_nobody_saw_counts_as_one() {
+    let mut engine = Engine::start().await;
+    let mut config = config(engine.address, &[]);
+    config.allow_paths = vec!["/pause".into()];
+    let sidecar = rig::start(config).await;
+    let mut resets = sidecar.state.resets();
+    let client = open(&sidecar, "/pause").await;
+    assert_eq!(next(&mut engine).await, Note::Began);
+    assert!(!resets.has_changed().unwrap());
+    drop(client);
+    tokio::time::timeout(Duration::from_secs(20), resets.changed()).await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn json_that_cannot_be_scanned_is_named_with_its_place() {
     let (_engine, sidecar) = rig().await;
     let answer = sidecar.post("/v1/chat/completions", &[], "{\"messages\": [}").await;
@@ -196,6 +227,51 @@ async fn json_that_cannot_be_scanned_is_named_with_its_place() {
     let error = rig::json(answer).await;
     assert_eq!(error["error"]["type"], "bad_json");
     assert!(error["error"]["message"].as_str().unwrap().contains("line 1"), "{error}");
+}
+
+#[tokio::test]
+async fn a_connection_that_sends_no_head_is_closed() {
+    let engine = Engine::start().await;
+    let mut config = config(engine.address, &[]);
+    config.timeouts.client_head = Duration::from_millis(200);
+    let sidecar = rig::start(config).await;
+    let whole = "GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n";
+    for begun in ["", "P", "POST /v1/completions HTTP/1.1\r\n", whole] {
+        let mut stream = TcpStream::connect(sidecar.http).await.unwrap();
+        stream.write_all(begun.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        let closed = stream.read_to_end(&mut answer);
+        assert!(tokio::time::timeout(Duration::from_secs(20), closed).await.is_ok(), "{begun}");
+    }
+}
+
+/// Sends bytes as they are, and gives all that comes back.
+async fn raw(sidecar: &Sidecar, request: &str) -> String {
+    let mut stream = TcpStream::connect(sidecar.http).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+#[tokio::test]
+async fn a_body_has_one_length_on_both_sides() {
+    let (_engine, sidecar) = rig().await;
+    let post = |headers: &str, body: &str| {
+        format!("POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{headers}\r\n{body}")
+    };
+    for headers in
+        ["content-length: 2\r\ncontent-length: 30\r\n", "content-length: 2, 30\r\n", "transfer-encoding: xchunked\r\n"]
+    {
+        let answer = raw(&sidecar, &post(headers, "{}")).await;
+        assert!(answer.starts_with("HTTP/1.1 400 "), "{headers}{answer}");
+    }
+    let body = r#"{"model":"m","messages":[]}"#;
+    let chunked = format!("{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
+    let answer = raw(&sidecar, &post("transfer-encoding: chunked\r\ncontent-length: 3\r\n", &chunked)).await;
+    let length = format!(r#""content-length":"{}""#, body.len());
+    let refused = answer.starts_with("HTTP/1.1 400 ");
+    assert!(refused || answer.contains(&length) && !answer.contains("transfer-encoding\":"), "{answer}");
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! Starts a sidecar on ports of the system's choice, and speaks HTTP to it.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -8,6 +9,7 @@ use engine_sim::{Sim, SimConfig};
 use fovea_service::shutdown::Shutdown;
 use fovea_sidecar::app::App;
 use fovea_sidecar::config::Config;
+use fovea_sidecar::state::State;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -17,6 +19,7 @@ use hyper_util::rt::TokioExecutor;
 pub struct Sidecar {
     pub http: SocketAddr,
     pub admin: SocketAddr,
+    pub state: Arc<State>,
     pub shutdown: Shutdown,
     pub client: Client<HttpConnector, Full<Bytes>>,
     running: tokio::task::JoinHandle<()>,
@@ -39,10 +42,10 @@ pub fn config(engine: SocketAddr, balancers: &[SocketAddr]) -> Config {
 pub async fn start(config: Config) -> Sidecar {
     let shutdown = Shutdown::new();
     let app = App::start(config, shutdown.clone()).await.unwrap();
-    let (http, admin) = (app.http, app.admin);
+    let (http, admin, state) = (app.http, app.admin, Arc::clone(&app.state));
     let running = tokio::spawn(app.run());
     let client = Client::builder(TokioExecutor::new()).build_http();
-    Sidecar { http, admin, shutdown, client, running }
+    Sidecar { http, admin, state, shutdown, client, running }
 }
 
 impl Drop for Sidecar {

@@ -87,8 +87,6 @@ fn a_reset_and_a_resync_need_a_snapshot() {
     cursor.resync(1);
     cursor.resync(9);
     assert_eq!(polled(&outbox, &mut cursor), "w1 snapshot 20/0");
-    assert_eq!((outbox.add_worker(30), outbox.workers()), (Some(2), 3));
-    assert_eq!(polled(&outbox, &mut cursor), "w2 snapshot 30/0");
 }
 
 #[test]

@@ -1,10 +1,11 @@
 use super::*;
 
-/// Payload = one byte that tells lives apart; decodes to nothing. 9 cannot be decoded, 7 clears.
+/// Payload = one byte that tells lives apart; decodes to nothing. 9 cannot be decoded, 7 clears, 8 has a removal that cannot be read.
 fn decode(payload: &[u8]) -> Result<Batch, DecodeError> {
     match payload {
         [9] => Err(DecodeError::Truncated { at: 0 }),
         [7] => Ok(Batch { events: vec![KvEvent::Cleared], ..Batch::default() }),
+        [8] => Ok(Batch { skipped: vec![Skipped::Malformed, Skipped::Removal], ..Batch::default() }),
         _ => Ok(Batch::default()),
     }
 }
@@ -118,11 +119,20 @@ fn a_gap_that_no_replay_fills_is_lost() {
 #[test]
 fn a_batch_that_cannot_be_read_voids_everything() {
     check("up R0 end L1=9 L2", "ask0 apply unreadable void apply");
+    check("up R0 end L1=8 L2", "ask0 apply apply void apply");
 }
 
 #[test]
 fn a_reset_call_clears_at_once_and_the_late_event_does_no_harm() {
-    check("up R0 end reset L1=7", "ask0 apply apply apply !");
+    check("up R0 end reset R0 end L1=7", "ask0 apply apply ask0 apply apply !");
+    check("up R0 end reset R0 R1=7 end", "ask0 apply apply ask0 apply !");
+    check("up fail fail L5 reset fail fail L6=7", "ask0 ask0 HistoryLost void apply apply ask5 ask5 apply apply !");
+}
+
+#[test]
+fn a_batch_from_before_a_reset_call_is_cleared_too() {
+    check("up R0 end reset L1 R0 R1 end L2=7", "ask0 apply apply ask0 apply Duplicate apply apply !");
+    check("up R0 end reset L1 fail fail", "ask0 apply apply ask0 ask0 apply apply");
 }
 
 #[test]

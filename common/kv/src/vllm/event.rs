@@ -103,11 +103,18 @@ impl<'a> Fields<'a> {
     pub(super) fn read(&self) -> Result<KvEvent, Skipped> {
         match self.tag.ok_or(Skipped::Malformed)? {
             b"BlockStored" => self.stored(),
-            b"BlockRemoved" => {
-                Ok(KvEvent::Removed(Removed { hashes: self.hashes()?, tier: self.tier()?, group: self.group()? }))
-            }
+            b"BlockRemoved" => self.removed(),
             b"AllBlocksCleared" => Ok(KvEvent::Cleared),
             _ => Err(Skipped::UnknownType),
+        }
+    }
+
+    fn removed(&self) -> Result<KvEvent, Skipped> {
+        // Nothing was ever stored to a medium that is not known.
+        let tier = self.tier()?;
+        match (self.hashes(), self.group()) {
+            (Ok(hashes), Ok(group)) => Ok(KvEvent::Removed(Removed { hashes, tier, group })),
+            _ => Err(Skipped::Removal),
         }
     }
 

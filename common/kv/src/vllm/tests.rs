@@ -151,6 +151,13 @@ fn an_event_that_is_not_understood_leaves_the_others_standing() {
 }
 
 #[test]
+fn a_removal_of_unreadable_blocks_is_told_apart_unless_nothing_was_stored_there() {
+    assert_eq!(one(json!(["BlockRemoved", "all", "GPU"])), Err(Skipped::Removal));
+    assert_eq!(one(json!({"type": "BlockRemoved", "block_hashes": [1], "group_idx": "a"})), Err(Skipped::Removal));
+    assert_eq!(one(json!(["BlockRemoved", "all", "TAPE"])), Err(Skipped::Malformed));
+}
+
+#[test]
 fn a_batch_that_cannot_be_walked_is_an_error() {
     let layout = |batch: Value| matches!(decode(&pack(&batch)), Err(DecodeError::Layout { .. }));
     assert!(

@@ -30,7 +30,7 @@ fn a_real_engine_tells_its_event_endpoints_and_pool() {
         topic: "kv@127.0.0.1:18131@tiny-vl".into(),
         bind: false,
     };
-    let rank = Rank { rank: 0, source: Some(source), block_size: 32, capacity_blocks: 400, gauges: Gauges::default() };
+    let rank = Rank { rank: 0, source: Some(source), block_size: 32, capacity_blocks: 400, kv_usage_permille: 0 };
     assert_eq!(found, [rank]);
 }
 
@@ -41,13 +41,13 @@ fn ranks_of_all_pages_are_joined() {
         "1": {"enable_kv_cache_events": false, "endpoint": "tcp://*:2"},
         "x": {},
     }));
-    let page = "vllm:kv_cache_usage_perc{engine=\"2\"} 0.25\nvllm:num_requests_waiting{engine=\"1\"} 7\n";
+    let page = "vllm:kv_cache_usage_perc{engine=\"2\"} 0.25\n";
     let found = ranks(&Config::default(), &sources, page);
     assert_eq!(
         found.iter().map(|rank| (rank.rank, rank.source.is_some())).collect::<Vec<_>>(),
         [(0, true), (1, false), (2, false)]
     );
-    assert_eq!((found[1].gauges.waiting, found[2].gauges.kv_usage_permille), (7, 250));
+    assert_eq!(found[2].kv_usage_permille, 250);
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn config_overrules_what_the_engine_says() {
     config.events.topic = "kv".into();
     config.model.block_size = 16;
     config.model.engine_model = "org/model".into();
-    let page = "vllm:num_requests_running{engine=\"1\"} 1\n";
+    let page = "vllm:kv_cache_usage_perc{engine=\"1\"} 1\n";
     let found = ranks(&config, &BTreeMap::new(), page);
     let source = found[1].source.as_ref().unwrap();
     assert_eq!(

@@ -19,6 +19,9 @@ struct Scripted {
     reconnects: Arc<AtomicU32>,
 }
 
+/// In a replay: nothing comes any more, no end marker either.
+const SILENCE: u8 = 255;
+
 struct ScriptedReplay(VecDeque<Frame>);
 
 impl EventSource for Scripted {
@@ -44,7 +47,10 @@ impl EventSource for Scripted {
 
 impl ReplayStream for ScriptedReplay {
     async fn next(&mut self) -> Result<Option<Frame>, ReplayError> {
-        Ok(self.0.pop_front())
+        match self.0.front() {
+            Some(frame) if frame.seq == u64::from(SILENCE) => std::future::pending().await,
+            _ => Ok(self.0.pop_front()),
+        }
     }
 }
 
@@ -198,4 +204,37 @@ async fn broken_messages_are_passed_over() {
     rig.events.send(SourceEvent::Malformed).await.unwrap();
     rig.live(&[1]).await;
     rig.published(2).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_audit_that_fails_takes_nothing_away() {
+    let mut rig = rig(&[]);
+    rig.events.send(SourceEvent::Connected).await.unwrap();
+    rig.events.send(SourceEvent::Frame(Frame { seq: 9, payload: batch(0) })).await.unwrap();
+    rig.published(1).await;
+    let (epoch, _) = rig.worker.sent();
+    // Two from the connect, then two audits of two tries each.
+    for _ in 0..7 {
+        rig.asked.recv().await;
+    }
+    let (now, _, levels) = rig.worker.snapshot().unwrap();
+    assert_eq!((now, levels[0].len(), rig.worker.stream().live), (epoch, 1, true));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replay_that_falls_silent_is_asked_for_again_however_busy_the_engine_is() {
+    let mut rig = rig(&[&[0, SILENCE], &[0]]);
+    rig.events.send(SourceEvent::Connected).await.unwrap();
+    assert_eq!(rig.asked.recv().await, Some(0));
+    let mut seq = 0;
+    loop {
+        assert!(seq < 20, "no second replay");
+        tokio::select! {
+            _ = rig.asked.recv() => break,
+            () = tokio::time::sleep(Duration::from_millis(500)) => seq += 1,
+        }
+        rig.live(&[seq]).await;
+    }
+    rig.published(usize::from(seq) + 1).await;
+    assert!(rig.worker.stream().complete);
 }

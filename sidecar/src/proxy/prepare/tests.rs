@@ -114,3 +114,29 @@ async fn the_limit_holds_for_the_body_behind_a_preamble() {
     let answer = bodies(100).with_preamble(&mut long, record.len()).await;
     assert!(matches!(answer, Err(Refusal::BodyTooLong { limit: 100 })), "{answer:?}");
 }
+
+fn chunked(bytes: Vec<u8>) -> Request<Body> {
+    let frame = Ok::<_, std::io::Error>(http_body::Frame::data(Bytes::from(bytes)));
+    let body = http_body_util::StreamBody::new(futures_util::stream::iter([frame]));
+    Request::post("/v1/chat/completions").body(body::boxed(body)).unwrap()
+}
+
+#[tokio::test]
+async fn an_edit_beyond_the_body_is_refused() {
+    let end = CHAT.len() as u64;
+    let insert = |insert_at| Preamble {
+        identities: vec![Identity { insert_at, id: MediaId([1; 32]), tokens: 4 }],
+        ..Preamble::default()
+    };
+    let cut = |at, len| Preamble { cuts: vec![(at, len)], ..Preamble::default() };
+    let cases = [(insert(end), true), (insert(end + 1), false), (cut(end - 1, 1), true), (cut(end - 1, 2), false)];
+    for (index, (preamble, fits)) in cases.iter().enumerate() {
+        let record = preamble::encode(preamble);
+        let whole = [&record[..], CHAT.as_bytes()].concat();
+        let told = bodies(1 << 16).with_preamble(&mut request(whole.clone()), record.len()).await;
+        assert_eq!(!matches!(told, Err(Refusal::BadPreamble { .. })), *fits, "{index}: {told:?}");
+        let mut untold = chunked(whole);
+        bodies(1 << 16).with_preamble(&mut untold, record.len()).await.unwrap();
+        assert_eq!(untold.into_body().collect().await.is_ok(), *fits, "{index} chunked");
+    }
+}
