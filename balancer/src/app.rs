@@ -8,15 +8,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fovea_balancer_core::fleet::State;
+use fovea_service::config::{KeyError, read_key};
 use fovea_service::admin::{self, Admin, Readiness};
 use fovea_service::label::Snake;
 use fovea_service::ready::announce;
 use fovea_service::shutdown::{Drained, Shutdown};
+use http::HeaderValue;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::BalancerConfig;
+use crate::config::{BalancerConfig, Trust};
 use crate::front::{self, Front};
 use crate::metrics::{Metrics, StateLabels};
 use crate::models::{ModelError, Models};
@@ -39,6 +41,10 @@ pub enum AppError {
         #[source]
         source: io::Error,
     },
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    #[error("trust.shared_key has characters that no header takes: use letters, digits and punctuation")]
+    KeyCharacters,
     #[error("cannot set up the runtime or its signals")]
     Runtime(#[source] io::Error),
 }
@@ -55,6 +61,7 @@ struct Listeners {
 /// When a model cannot be loaded or a port cannot be taken. Nothing serves before all of that went well.
 pub fn run(config: BalancerConfig) -> Result<(), AppError> {
     let models = Models::load(&config.models)?;
+    let key = key(&config.trust)?;
     let listeners = Listeners {
         http: bind("listen", config.listen)?,
         admin: bind("admin", config.admin)?,
@@ -69,7 +76,7 @@ pub fn run(config: BalancerConfig) -> Result<(), AppError> {
         .enable_all()
         .build()
         .map_err(AppError::Runtime)?;
-    let served = runtime.block_on(serve(config, models, listeners));
+    let served = runtime.block_on(serve(config, key, models, listeners));
     runtime.shutdown_timeout(LAST_WAIT);
     served
 }
@@ -79,7 +86,22 @@ fn bind(field: &'static str, address: SocketAddr) -> Result<TcpListener, AppErro
     bound.map_err(|source| AppError::Bind { field, address, source })
 }
 
-async fn serve(config: BalancerConfig, models: Models, listeners: Listeners) -> Result<(), AppError> {
+/// The key as it goes out, never to be logged.
+fn key(trust: &Trust) -> Result<Option<HeaderValue>, AppError> {
+    let Some(key) = read_key("trust.shared_key_file", &trust.shared_key, trust.shared_key_file.as_deref())? else {
+        return Ok(None);
+    };
+    let mut key = HeaderValue::from_bytes(&key).map_err(|_| AppError::KeyCharacters)?;
+    key.set_sensitive(true);
+    Ok(Some(key))
+}
+
+async fn serve(
+    config: BalancerConfig,
+    key: Option<HeaderValue>,
+    models: Models,
+    listeners: Listeners,
+) -> Result<(), AppError> {
     let shutdown = Shutdown::on_signals().map_err(AppError::Runtime)?;
     let (links, admin_stop) = (Shutdown::new(), CancellationToken::new());
     let mut registry = Registry::default();
@@ -87,7 +109,7 @@ async fn serve(config: BalancerConfig, models: Models, listeners: Listeners) -> 
     let workers =
         Arc::new(Workers::new(config.freshness.into(), config.choose_settings(), config.limits.index_entries_max));
     let (drain, streams_max) = (config.timeouts.drain, config.limits.sync_streams_max);
-    let front = Arc::new(Front::new(config, Arc::clone(&workers), Arc::new(models), metrics.clone(), shutdown.token()));
+    let front = Arc::new(Front::new(config, key, Arc::clone(&workers), Arc::new(models), metrics.clone(), shutdown.token()));
 
     let ready = announcement(&listeners).map_err(AppError::Runtime)?;
     let http = tokio_listener(listeners.http)?;

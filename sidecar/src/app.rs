@@ -5,12 +5,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use fovea_service::admin::{self, Admin, Readiness};
+use fovea_service::config::KeyError;
 use fovea_service::shutdown::{Drained, Shutdown};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Config, KeyError, base_url};
+use crate::config::{Config, base_url};
 use crate::debug;
 use crate::engine::watch::Watch;
 use crate::gossip::Gossip;
@@ -70,7 +71,12 @@ impl App {
             state: Arc::clone(&state),
             metrics: metrics.proxy.clone(),
             paths: Paths::new(&config.allow_paths),
-            bodies: Bodies { budget: budget.clone(), limits: config.limits.clone(), timeouts: config.timeouts.clone() },
+            bodies: Bodies {
+                budget: budget.clone(),
+                limits: config.limits.clone(),
+                timeouts: config.timeouts.clone(),
+                client_embeddings: config.trust.client_embeddings,
+            },
             trust_loopback: config.trust.loopback,
             key,
             forward: Forward {

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fovea_service::config::{ByteSize, Invalid, Validate, human_duration};
+use fovea_service::config::{ByteSize, Invalid, KeyError, Validate, human_duration, read_key};
 use fovea_service::telemetry::LogConfig;
 use http::Uri;
 use serde::Deserialize;
@@ -168,15 +168,17 @@ pub struct Timeouts {
 }
 
 /// Who may send a preamble. Either is enough.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Trust {
-    /// Peers whose address is loopback.
+    /// Peers whose address is loopback. For tries on one machine: behind a proxy of a service mesh every peer is loopback.
     pub loopback: bool,
     /// Shared key, sent by balancers in `x-fovea-key`. Empty = none.
     pub shared_key: String,
     /// File that holds the key (white space around it is cut). Wins over `shared_key`.
     pub shared_key_file: Option<PathBuf>,
+    /// Clients may send embeddings (`image_embeds`, `prompt_embeds`). One of wrong sides ends the engine.
+    pub client_embeddings: bool,
 }
 
 impl Default for Config {
@@ -268,12 +270,6 @@ impl Default for Timeouts {
             budget: Duration::from_secs(5),
             drain: Duration::from_secs(300),
         }
-    }
-}
-
-impl Default for Trust {
-    fn default() -> Self {
-        Self { loopback: true, shared_key: String::new(), shared_key_file: None }
     }
 }
 
@@ -372,27 +368,8 @@ impl Trust {
     /// # Errors
     /// The key file cannot be read, or is empty.
     pub fn key(&self) -> Result<Option<Vec<u8>>, KeyError> {
-        let Some(path) = &self.shared_key_file else {
-            return Ok((!self.shared_key.is_empty()).then(|| self.shared_key.clone().into_bytes()));
-        };
-        let text = std::fs::read_to_string(path).map_err(|source| KeyError::Read { path: path.clone(), source })?;
-        match text.trim() {
-            "" => Err(KeyError::Empty { path: path.clone() }),
-            key => Ok(Some(key.as_bytes().to_vec())),
-        }
+        read_key("trust.shared_key_file", &self.shared_key, self.shared_key_file.as_deref())
     }
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum KeyError {
-    #[error("trust.shared_key_file: cannot read {}", path.display())]
-    Read {
-        path: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
-    #[error("trust.shared_key_file: {} is empty: write the key into it", path.display())]
-    Empty { path: PathBuf },
 }
 
 fn has_port(name: &str) -> bool {

@@ -2,6 +2,7 @@
 //!
 //! **Invariant:** hop-by-hop headers, those that `Connection` names, and all `x-fovea-*` of a client end here.
 
+use fovea_gossip::preamble;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use pingora_http::{RequestHeader, ResponseHeader};
 
@@ -49,6 +50,7 @@ pub struct Outgoing<'a> {
     pub content_bytes: usize,
     /// Of these, the preamble.
     pub preamble_bytes: usize,
+    pub key: Option<&'a HeaderValue>,
 }
 
 /// The head of the request to a sidecar.
@@ -66,7 +68,10 @@ pub fn to_sidecar(client: &HeaderMap, out: &Outgoing) -> pingora_core::Result<Re
     head.insert_header(header::HOST, out.authority)?;
     head.insert_header(header::CONTENT_LENGTH, out.content_bytes.to_string())?;
     head.insert_header(REQUEST_ID, out.request_id)?;
-    head.insert_header(fovea_gossip::preamble::HEADER, out.preamble_bytes.to_string())?;
+    head.insert_header(preamble::HEADER, out.preamble_bytes.to_string())?;
+    if let Some(key) = out.key {
+        head.insert_header(preamble::KEY_HEADER, key.clone())?;
+    }
     Ok(head)
 }
 
@@ -107,6 +112,7 @@ mod tests {
             request_id: "r1",
             content_bytes: 9,
             preamble_bytes,
+            key: None,
         }
     }
 

@@ -12,6 +12,9 @@ pub use codec::{MAX_PREAMBLE_BYTES, PreambleError, decode, encode};
 /// Request header that announces a preamble; always removed before the engine sees the request.
 pub const HEADER: &str = "x-fovea-preamble";
 
+/// Request header with the key that proves a balancer to a sidecar; always removed before the engine sees the request.
+pub const KEY_HEADER: &str = "x-fovea-key";
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Preamble {
     /// Data-parallel rank that was chosen.

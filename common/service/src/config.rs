@@ -115,5 +115,33 @@ pub mod human_duration {
     }
 }
 
+/// A key that a config gives as text or as a file; the file wins. White space around it is cut; `None` without either.
+///
+/// # Errors
+/// The file cannot be read, or is empty. `field` names it in the text.
+pub fn read_key(field: &'static str, text: &str, file: Option<&Path>) -> Result<Option<Vec<u8>>, KeyError> {
+    let Some(path) = file else {
+        return Ok(Some(text.trim().as_bytes().to_vec()).filter(|key| !key.is_empty()));
+    };
+    let text = std::fs::read_to_string(path).map_err(|source| KeyError::Read { field, path: path.to_owned(), source })?;
+    match text.trim() {
+        "" => Err(KeyError::Empty { field, path: path.to_owned() }),
+        key => Ok(Some(key.as_bytes().to_vec())),
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    #[error("{field}: cannot read {}", path.display())]
+    Read {
+        field: &'static str,
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("{field}: {} is empty: write the key into it", path.display())]
+    Empty { field: &'static str, path: PathBuf },
+}
+
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,7 @@ const OURS: &str = "x-fovea-";
 /// Pins a rank in vLLM: set by us, never by a client.
 pub const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 /// Key of a balancer.
-pub const KEY: HeaderName = HeaderName::from_static("x-fovea-key");
+pub const KEY: HeaderName = HeaderName::from_static(fovea_gossip::preamble::KEY_HEADER);
 
 const HOP_BY_HOP: [HeaderName; 8] = [
     header::CONNECTION,

@@ -4,7 +4,7 @@
 use bytes::{Buf, Bytes, BytesMut};
 use fovea_gossip::preamble::{self, Preamble};
 use fovea_openai::edit::{Edits, Splicer};
-use fovea_openai::{CutPolicy, scan_cuts};
+use fovea_openai::{CutPolicy, scan};
 use http::{HeaderValue, Request, header};
 use http_body::Body as _;
 use http_body_util::BodyExt;
@@ -33,6 +33,8 @@ pub struct Bodies {
     pub budget: Budget,
     pub limits: Limits,
     pub timeouts: Timeouts,
+    /// Clients may send embeddings.
+    pub client_embeddings: bool,
 }
 
 impl Bodies {
@@ -80,7 +82,7 @@ impl Bodies {
         self.check_length(told)?;
         let old = std::mem::replace(request.body_mut(), body::empty());
         let (bytes, held) = self.in_time(self.gather(old, told)).await?;
-        let (bytes, weight) = if scan { scanned(bytes)? } else { (bytes, Weight::default()) };
+        let (bytes, weight) = if scan { scanned(bytes, self.client_embeddings)? } else { (bytes, Weight::default()) };
         set_length(request, Some(bytes.len() as u64));
         *request.body_mut() = HeldBody::new(bytes, held).boxed();
         Ok(weight)
@@ -162,11 +164,15 @@ fn edits_end(record: &Preamble) -> u64 {
 }
 
 /// Cuts out what a client must not set, and guesses the prompt's length.
-fn scanned(bytes: Bytes) -> Result<(Bytes, Weight), Refusal> {
+fn scanned(bytes: Bytes, embeddings: bool) -> Result<(Bytes, Weight), Refusal> {
     let unread = |problem: String| Refusal::BadJson { problem };
     let text = std::str::from_utf8(&bytes)
         .map_err(|error| unread(format!("not utf-8 at byte {}; send utf-8", error.valid_up_to())))?;
-    let cuts = scan_cuts(text, CutPolicy::default()).map_err(|error| unread(error.to_string()))?;
+    let found = scan(text, CutPolicy::default(), embeddings).map_err(|error| unread(error.to_string()))?;
+    if let Some(hazard) = found.hazard {
+        return Err(hazard.into());
+    }
+    let cuts = found.cuts;
     // Base64 is no prompt text: the charge is capped by the longest sequence of the engine.
     let tokens = u32::try_from(text.len() / BYTES_PER_TOKEN).unwrap_or(u32::MAX);
     let weight = Weight { dp_rank: None, prompt_tokens: tokens, prefill_tokens: tokens };

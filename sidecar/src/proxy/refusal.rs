@@ -19,6 +19,8 @@ pub enum Refusal {
     BadPreamble { problem: String },
     #[error("{problem}")]
     BadJson { problem: String },
+    #[error(transparent)]
+    Hazard(#[from] fovea_openai::Hazard),
     #[error("body is longer than {limit} bytes; raise limits.body_max in sidecar.yaml or send less")]
     BodyTooLong { limit: u64 },
     #[error(
@@ -48,6 +50,7 @@ pub enum Outcome {
     NotTrusted,
     BadPreamble,
     BadJson,
+    Hazard,
     BodyTooLong,
     BodyTooSlow,
     BodyBroken,
@@ -77,6 +80,7 @@ impl Refusal {
             Self::PreambleNotTrusted => Outcome::NotTrusted,
             Self::BadPreamble { .. } => Outcome::BadPreamble,
             Self::BadJson { .. } => Outcome::BadJson,
+            Self::Hazard(_) => Outcome::Hazard,
             Self::BodyTooLong { .. } => Outcome::BodyTooLong,
             Self::BodyTooSlow => Outcome::BodyTooSlow,
             Self::BodyBroken(_) => Outcome::BodyBroken,
@@ -93,6 +97,7 @@ impl Refusal {
             Self::PreambleNotTrusted => (StatusCode::FORBIDDEN, "preamble_not_trusted"),
             Self::BadPreamble { .. } => (StatusCode::BAD_REQUEST, "bad_preamble"),
             Self::BadJson { .. } => (StatusCode::BAD_REQUEST, "bad_json"),
+            Self::Hazard(_) => (StatusCode::BAD_REQUEST, "refused_content"),
             Self::BodyTooLong { .. } => (StatusCode::PAYLOAD_TOO_LARGE, "body_too_long"),
             Self::BodyTooSlow => (StatusCode::REQUEST_TIMEOUT, "body_too_slow"),
             Self::BodyBroken(_) => (StatusCode::BAD_REQUEST, "body_broken"),
@@ -103,10 +108,17 @@ impl Refusal {
         }
     }
 
+    fn field(&self) -> Option<&'static str> {
+        match self {
+            Self::Hazard(hazard) => Some(hazard.field()),
+            _ => None,
+        }
+    }
+
     pub fn into_response(self) -> Response<Body> {
         let (status, kind) = self.status();
         let error = serde_json::json!({"error": {
-            "message": self.to_string(), "type": kind, "param": null, "code": status.as_u16(),
+            "message": self.to_string(), "type": kind, "param": self.field(), "code": status.as_u16(),
         }});
         let mut response = Response::new(body::full(error.to_string()));
         *response.status_mut() = status;

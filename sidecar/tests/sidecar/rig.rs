@@ -34,6 +34,7 @@ pub fn config(engine: SocketAddr, balancers: &[SocketAddr]) -> Config {
         balancers: balancers.iter().map(ToString::to_string).collect(),
         ..Config::default()
     };
+    config.trust.loopback = true;
     config.engine.url = format!("http://{engine}");
     config.engine.check_interval = Duration::from_millis(100);
     config

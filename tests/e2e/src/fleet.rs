@@ -41,6 +41,8 @@ pub struct FleetConfig {
     pub engine_args: Vec<String>,
     /// Lines added to balancer.yaml.
     pub balancer_extra: String,
+    /// `trust` of sidecar.yaml.
+    pub trust: &'static str,
     /// Lines added to sidecar.yaml.
     pub sidecar_extra: String,
 }
@@ -54,6 +56,7 @@ impl FleetConfig {
             model_dir: tiny_model(),
             engine_args: ["--speed", "0", "--block-size", "32", "--blocks", "4000"].map(str::to_owned).to_vec(),
             balancer_extra: String::new(),
+            trust: "trust: {loopback: true}",
             sidecar_extra: String::new(),
         }
     }
@@ -120,8 +123,8 @@ impl Fleet {
     pub async fn start_sidecar(&self, index: usize, engine_url: &str) -> anyhow::Result<Program> {
         let sync = self.balancer.addr("sync")?;
         let yaml = format!(
-            "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbalancers: [\"{sync}\"]\nengine:\n  url: {engine_url}\n  check_interval: 200ms\n{}",
-            self.config.sidecar_extra
+            "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nbalancers: [\"{sync}\"]\nengine:\n  url: {engine_url}\n  check_interval: 200ms\n{}\n{}",
+            self.config.trust, self.config.sidecar_extra
         );
         let path = self.dir.path().join(format!("sidecar-{index}.yaml"));
         tokio::fs::write(&path, yaml).await?;

@@ -138,3 +138,31 @@ async fn dangerous_engine_paths_are_refused_by_the_sidecar() {
         assert_eq!(answer.status, 403, "{path}: {:?}", answer.body);
     }
 }
+
+#[tokio::test]
+async fn a_sidecar_with_a_key_takes_preambles_from_those_who_know_it() {
+    for (key, status) in [("right", 200), ("wrong", 403)] {
+        let config = FleetConfig {
+            trust: "trust: {shared_key: right}",
+            balancer_extra: format!("trust: {{shared_key: {key}}}\n"),
+            ..FleetConfig::tiny(1, Mode::Precise)
+        };
+        let fleet = Fleet::start(config).await.unwrap();
+        let ask =
+            json!({"model": "tiny-vl", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}).to_string();
+        let answer = fleet.client.post(&fleet.chat_url().unwrap(), ask).await.unwrap();
+        assert_eq!(answer.status, status, "{key}: {:?}", answer.body);
+    }
+}
+
+#[tokio::test]
+async fn what_may_end_an_engine_is_refused_on_both_ways_in() {
+    let fleet = Fleet::start(FleetConfig::tiny(1, Mode::Precise)).await.unwrap();
+    let part = json!({"type": "image_embeds", "image_embeds": {"image_embeds": "AA"}});
+    let body = json!({"model": "tiny-vl", "messages": [{"role": "user", "content": [part]}]}).to_string();
+    for program in [&fleet.balancer, &fleet.sidecars[0]] {
+        let url = format!("http://{}/v1/chat/completions", program.addr("http").unwrap());
+        let answer = fleet.client.post(&url, body.clone()).await.unwrap();
+        assert_eq!((answer.status.as_u16(), &answer.json().unwrap()["error"]["param"]), (400, &json!("messages")));
+    }
+}

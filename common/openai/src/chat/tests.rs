@@ -5,7 +5,7 @@ use crate::chat::ChatRequest;
 use crate::completion::CompletionRequest;
 use crate::cut::CutPolicy;
 use crate::edit::Edits;
-use crate::scan_cuts;
+use crate::scan;
 
 const FULL: &str = r#"{
   "model": "tiny-vl", "stream": true, "stream_options": {"include_usage": true}, "n": 2, "max_tokens": 5, "priority": -1,
@@ -111,8 +111,8 @@ proptest! {
         let Ok(body) = String::from_utf8(bytes) else { return Ok(()) };
         let _ = CompletionRequest::parse(&body);
         let read = ChatRequest::parse(&body);
-        if let Ok(cuts) = scan_cuts(&body, CutPolicy::default()) {
-            let cut = Edits::new(cuts, []).unwrap().apply(body.as_bytes());
+        if let Ok(scan) = scan(&body, CutPolicy::default(), true) {
+            let cut = Edits::new(scan.cuts, []).unwrap().apply(body.as_bytes());
             let value: serde_json::Value = serde_json::from_slice(&cut).unwrap();
             prop_assert!(value["kv_transfer_params"].is_null() && value["vllm_xargs"]["kv_cache_report_mode"].is_null());
         }

@@ -1,10 +1,10 @@
 use crate::cut::CutPolicy;
 use crate::edit::Edits;
-use crate::scan_cuts;
+use crate::scan;
 
 #[track_caller]
 fn check(body: &str, policy: CutPolicy, expect: &str) {
-    let edits = Edits::new(scan_cuts(body, policy).unwrap(), []).unwrap();
+    let edits = Edits::new(scan(body, policy, true).unwrap().cuts, []).unwrap();
     let cut = String::from_utf8(edits.apply(body.as_bytes())).unwrap();
     assert_eq!(cut, expect);
     serde_json::from_str::<serde_json::Value>(&cut).unwrap();
@@ -52,7 +52,7 @@ fn uuids_go_by_policy() {
 #[test]
 fn keys_given_twice_are_refused() {
     let twice = r#"{"prompt":"x","vllm_xargs":{"kv_cache_report_mode":1,"kv_cache_report_mode":2}}"#;
-    let error = scan_cuts(twice, CutPolicy::default()).unwrap_err();
+    let error = scan(twice, CutPolicy::default(), true).unwrap_err();
     assert_eq!(error.field, "vllm_xargs.kv_cache_report_mode");
-    scan_cuts(r#"{"messages":[],"messages":[]}"#, CutPolicy::default()).unwrap_err();
+    scan(r#"{"messages":[],"messages":[]}"#, CutPolicy::default(), true).unwrap_err();
 }

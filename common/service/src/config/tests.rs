@@ -92,3 +92,17 @@ fn a_file_is_read_and_an_absent_one_named() {
     std::fs::remove_file(&path).unwrap();
     assert!(load::<Sample>(&path).unwrap_err().to_string().contains("cannot read"));
 }
+
+#[test]
+fn the_key_file_wins_and_is_trimmed() {
+    let dir = std::env::temp_dir().join(format!("fovea-key-{}", std::process::id()));
+    std::fs::write(&dir, " secret\n").unwrap();
+    let read = |file: Option<&Path>| read_key("trust.shared_key_file", "other", file);
+    assert_eq!(read(Some(&dir)).unwrap().as_deref(), Some(&b"secret"[..]));
+    assert_eq!(read(None).unwrap().as_deref(), Some(&b"other"[..]));
+    assert_eq!(read_key("k", "", None).unwrap(), None);
+    std::fs::write(&dir, "\n").unwrap();
+    assert!(matches!(read(Some(&dir)), Err(KeyError::Empty { .. })));
+    std::fs::remove_file(&dir).unwrap();
+    assert!(matches!(read(Some(&dir)), Err(KeyError::Read { .. })));
+}

@@ -8,7 +8,12 @@ use super::*;
 
 fn bodies(body_max: u64) -> Bodies {
     let limits = Limits { body_max: ByteSize(body_max), ..Limits::default() };
-    Bodies { budget: Budget::new(1 << 20, Duration::from_secs(1)), limits, timeouts: Timeouts::default() }
+    Bodies {
+        budget: Budget::new(1 << 20, Duration::from_secs(1)),
+        limits,
+        timeouts: Timeouts::default(),
+        client_embeddings: false,
+    }
 }
 
 fn request(body: impl Into<Bytes>) -> Request<Body> {
@@ -138,5 +143,18 @@ async fn an_edit_beyond_the_body_is_refused() {
         let mut untold = chunked(whole);
         bodies(1 << 16).with_preamble(&mut untold, record.len()).await.unwrap();
         assert_eq!(untold.into_body().collect().await.is_ok(), *fits, "{index} chunked");
+    }
+}
+
+#[tokio::test]
+async fn what_may_end_the_engine_is_refused() {
+    let part = r#"{"type":"image_embeds","image_embeds":{"image_embeds":"AA"}}"#;
+    for body in [
+        format!(r#"{{"model":"m","messages":[{{"role":"user","content":[{part}]}}]}}"#),
+        r#"{"model":"m","prompt_embeds":"AA"}"#.to_owned(),
+        r#"{"model":"m","prompt":"a","cache_salt":"a b"}"#.to_owned(),
+    ] {
+        let refused = bodies(1 << 16).plain(&mut request(body.clone()), true).await.unwrap_err();
+        assert!(matches!(refused, Refusal::Hazard(_)), "{body}: {refused}");
     }
 }
