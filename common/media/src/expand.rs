@@ -1,18 +1,18 @@
 //! Placeholder expansion in the routing view, as vLLM does it on token ids.
 //!
-//! vLLM replaces the first N placeholder ids of the prompt, in order, by the runs of its N images. A placeholder that the
-//! client typed counts like any other, so an image may land on it and the template's own stay single.
+//! vLLM replaces the first N placeholders of the prompt, in order, by the expansions of its N images. A placeholder that the
+//! client typed counts like any other, so an image may land on it and the template's own stay as they are. What an image becomes,
+//! separators and marks included, is keyed by it as a whole.
 
 use fovea_kv::{MediaId, RoutingView};
 
-use crate::family::VisionModel;
+use crate::family::{Newlines, Shape, VisionModel};
 
 /// One image of the request, in prompt order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
     pub id: MediaId,
-    /// Placeholder tokens it fills.
-    pub tokens: u32,
+    pub shape: Shape,
 }
 
 /// The expanded prompt.
@@ -29,74 +29,84 @@ pub enum ExpandError {
         "prompt has {placeholders} image placeholders for {images} images: the chat template must write one for each"
     )]
     TooFewPlaceholders { images: usize, placeholders: usize },
+    #[error("image {index} of the request is beyond those that can be predicted: send fewer")]
+    TooManyImages { index: usize },
+    #[error("a line break follows an image directly: the engine would not find the image again")]
+    LineBreakAfterImage,
 }
+
+/// More images than any engine takes in one request (vLLM: 999 unless told otherwise); bounds the length of a view.
+const IMAGES_MAX: usize = 4096;
 
 /// Replaces the first placeholders of `tokens` by `images`.
 ///
 /// # Errors
-/// When there are fewer placeholders than images; vLLM refuses such a request.
+/// When there are fewer placeholders than images, or vLLM refuses such a prompt for another reason.
 pub fn expand(tokens: &[u32], images: &[Item], model: &VisionModel) -> Result<Expansion, ExpandError> {
-    let placeholder = model.image_token();
+    expand_some(tokens, images, model, false)
+}
+
+/// As [`expand`], for tokens that end in front of something unknown: what it may change is left out.
+///
+/// # Errors
+/// As [`expand`].
+pub fn expand_prefix(tokens: &[u32], images: &[Item], model: &VisionModel) -> Result<Expansion, ExpandError> {
+    expand_some(tokens, images, model, true)
+}
+
+/// `more` = something unknown follows `tokens`.
+fn expand_some(tokens: &[u32], images: &[Item], model: &VisionModel, more: bool) -> Result<Expansion, ExpandError> {
+    if images.len() > IMAGES_MAX {
+        return Err(ExpandError::TooManyImages { index: IMAGES_MAX });
+    }
     let mut view = RoutingView::with_capacity(tokens.len());
     let mut placed = Vec::with_capacity(images.len());
     let mut rest = tokens;
-    for image in images {
-        let Some(at) = rest.iter().position(|&token| token == placeholder) else {
+    for (index, image) in images.iter().enumerate() {
+        let Some(place) = model.placeholder(rest, index) else {
             return Err(ExpandError::TooFewPlaceholders { images: images.len(), placeholders: placed.len() });
         };
-        rest[..at].iter().for_each(|&token| view.push(token, 1));
+        rest[..place.start].iter().for_each(|&token| view.push(token, 1));
         let start = view.len();
-        view.push(placeholder, image.tokens);
+        if !model.push(&image.shape, index, &mut view) {
+            return Err(ExpandError::TooManyImages { index });
+        }
         view.mark(start, view.len() - start, image.id);
         placed.push(start);
-        rest = &rest[at + 1..];
+        rest = &rest[place.end..];
     }
     rest.iter().for_each(|&token| view.push(token, 1));
-    Ok(Expansion { view, placed })
+    match model.newlines() {
+        Some(newlines) => join_line_breaks(&view, placed, newlines, more),
+        None => Ok(Expansion { view, placed }),
+    }
+}
+
+/// Joins line breaks that the expansion brought together. A span keeps its length, and may share its last token with what follows.
+fn join_line_breaks(
+    view: &RoutingView,
+    mut placed: Vec<u32>,
+    newlines: Newlines,
+    more: bool,
+) -> Result<Expansion, ExpandError> {
+    let mut tokens = Vec::with_capacity(view.len() as usize);
+    view.runs().iter().for_each(|run| tokens.extend(std::iter::repeat_n(run.token, run.count as usize)));
+    if more {
+        tokens.truncate(newlines.settled(&tokens));
+    }
+    let settled = tokens.len() as u32;
+    // Every expansion holds features between its line breaks, so a cut leaves part of it.
+    let ends: Vec<_> = view.spans().iter().map(|span| (span.start + span.len).min(settled)).collect();
+    if !newlines.merge(&mut tokens, &mut placed, &ends) {
+        return Err(ExpandError::LineBreakAfterImage);
+    }
+    let mut joined = RoutingView::with_capacity(tokens.len());
+    tokens.iter().for_each(|&token| joined.push(token, 1));
+    for ((span, start), end) in view.spans().iter().zip(&placed).zip(&ends) {
+        joined.mark(*start, end - span.start, span.id);
+    }
+    Ok(Expansion { view: joined, placed })
 }
 
 #[cfg(test)]
-mod tests {
-    use fovea_kv::Run;
-
-    use super::*;
-
-    const PAD: u32 = 593;
-
-    #[track_caller]
-    fn check(tokens: &[u32], images: &[u32], runs: &[(u32, u32)], placed: &[u32]) {
-        let config = serde_json::json!({ "model_type": "qwen3_vl", "image_token_id": PAD });
-        let model = VisionModel::from_config(&config, None).unwrap();
-        let items: Vec<_> = images.iter().map(|&tokens| Item { id: MediaId([7; 32]), tokens }).collect();
-        let got = expand(tokens, &items, &model).unwrap();
-        let runs: Vec<_> = runs.iter().map(|&(token, count)| Run { token, count }).collect();
-        assert_eq!(got.view.runs(), runs);
-        assert_eq!(got.placed, placed);
-        let spans: Vec<_> = got.view.spans().iter().map(|span| (span.start, span.len)).collect();
-        assert_eq!(spans, placed.iter().copied().zip(images.iter().copied()).collect::<Vec<_>>());
-    }
-
-    #[test]
-    fn each_placeholder_becomes_a_run() {
-        check(&[1, PAD, 2, PAD, 3], &[4, 6], &[(1, 1), (PAD, 4), (2, 1), (PAD, 6), (3, 1)], &[1, 6]);
-    }
-
-    #[test]
-    fn a_typed_placeholder_before_the_template_s_takes_the_image() {
-        check(&[PAD, 1, PAD], &[4], &[(PAD, 4), (1, 1), (PAD, 1)], &[0]);
-    }
-
-    #[test]
-    fn text_alone_is_unchanged() {
-        check(&[1, 1, PAD], &[], &[(1, 2), (PAD, 1)], &[]);
-    }
-
-    #[test]
-    fn an_image_without_placeholder_is_an_error() {
-        let config = serde_json::json!({ "model_type": "qwen3_vl", "image_token_id": PAD });
-        let model = VisionModel::from_config(&config, None).unwrap();
-        let items = [Item { id: MediaId([7; 32]), tokens: 4 }; 2];
-        let error = expand(&[1, PAD], &items, &model).unwrap_err();
-        assert_eq!(error, ExpandError::TooFewPlaceholders { images: 2, placeholders: 1 });
-    }
-}
+mod tests;

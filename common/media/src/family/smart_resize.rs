@@ -1,80 +1,108 @@
-//! `smart_resize` of the Qwen image processors (transformers 5.19, `Qwen2VLImageProcessor`).
+//! `smart_resize` of the Qwen image processors and those that follow them (transformers 5.19: `Qwen2VLImageProcessor`,
+//! `Glm4vImageProcessor`, `MiniMaxM3VLImageProcessor`).
 
-use super::fields::{Fields, PREPROCESSOR};
+use super::fields::Fields;
+use super::shape::Size;
 use super::{ConfigError, Refused};
 
 /// Greatest ratio of the sides; exactly this passes.
 const ASPECT_MAX: u32 = 200;
 
-/// Sides become multiples of `factor`, the area is moved between two bounds; a token covers `factor`² pixels.
-#[derive(Clone, Debug, PartialEq)]
+/// Sides become multiples of `factor`, the volume is moved between two bounds; a token covers `factor`² pixels.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct SmartResize {
     /// Patch size × merge size, in pixels.
     factor: f64,
     pixels_min: f64,
     pixels_max: f64,
+    /// Frames of the volume that the bounds are for, and the same in whole temporal patches.
+    frames: f64,
+    rounded: f64,
+    /// Frames with a side below `factor` are enlarged first.
+    lift: bool,
 }
 
-/// Bounds of the processor class, for a file that sets none.
-const PIXELS_MIN: u64 = 56 * 56;
-const PIXELS_MAX: u64 = 28 * 28 * 1280;
+/// What stands in for absent fields.
+#[derive(Clone, Copy)]
+pub(super) struct Defaults {
+    /// In pixels.
+    pub patch: u32,
+    pub pixels_min: u64,
+    pub pixels_max: u64,
+    /// `size` of the file is not to be used.
+    pub ignore_size: bool,
+}
+
 /// Patches merged into one token, along each side.
-const MERGE: u64 = 2;
+const MERGE: u32 = 2;
 
-/// Largest patch × merge taken from a file, in pixels.
-const FACTOR_MAX: u64 = 1 << 16;
-
-fn invalid(field: &'static str, expected: &'static str) -> ConfigError {
-    ConfigError::Invalid { file: PREPROCESSOR, field, expected }
+/// Patch × merge in pixels, and frames of a temporal patch.
+pub(super) fn patches(fields: &Fields<'_>, patch: u32) -> Result<f64, ConfigError> {
+    fields.image.expect_flag("/do_resize", true)?;
+    let patch = fields.image.size("/patch_size")?.unwrap_or(patch);
+    let merge = fields.image.size("/merge_size")?.unwrap_or(MERGE);
+    let factor = u64::from(patch) * u64::from(merge);
+    let bounded = u32::try_from(factor).ok().filter(|&factor| factor <= 1 << 16);
+    bounded.map(f64::from).ok_or(fields.image.invalid("/patch_size", "a size in pixels"))
 }
 
 impl SmartResize {
-    /// Reads the fields of the preprocessor file. `min_pixels` and `max_pixels` override `size`.
-    /// `patch` = the family's patch size in pixels, for a file that sets none.
-    pub(super) fn from_fields(fields: &Fields<'_>, patch: u64) -> Result<Self, ConfigError> {
-        if fields.is_off("/do_resize") {
-            return Err(invalid("/do_resize", "true or absent"));
-        }
-        let patch = fields.preprocessor("/patch_size")?.unwrap_or(patch);
-        let merge = fields.preprocessor("/merge_size")?.unwrap_or(MERGE);
+    /// Reads the fields. `min_pixels` and `max_pixels` override `size`; an option overrides both.
+    pub fn from_fields(fields: &Fields<'_>, defaults: Defaults) -> Result<Self, ConfigError> {
+        let file_size = fields.file.find("/size").is_some() && !defaults.ignore_size;
         // A `size` of the file replaces the default as a whole.
-        let bound = |over, field, default| match (fields.preprocessor(over)?, fields.preprocessor(field)?) {
-            (Some(pixels), _) | (None, Some(pixels)) => Ok(pixels),
-            (None, None) if fields.has("/size") => Err(ConfigError::Missing { file: PREPROCESSOR, field }),
-            (None, None) => Ok(default),
+        let bound = |over, field, default| {
+            let option = fields.options.number(over)?.or(fields.options.number(field)?);
+            let file = match fields.file.number(over)? {
+                None if file_size => fields.file.number(field)?,
+                own => own,
+            };
+            match option.or(file) {
+                Some(pixels) => Ok(pixels),
+                None if file_size => Err(fields.file.missing(field)),
+                None => Ok(default),
+            }
         };
-        let factor = patch.checked_mul(merge).filter(|&factor| factor <= FACTOR_MAX);
-        let factor = factor.ok_or(invalid("/patch_size", "a size in pixels"))?;
         Ok(Self {
-            factor: factor as f64,
-            pixels_min: bound("/min_pixels", "/size/shortest_edge", PIXELS_MIN)? as f64,
-            pixels_max: bound("/max_pixels", "/size/longest_edge", PIXELS_MAX)? as f64,
+            factor: patches(fields, defaults.patch)?,
+            pixels_min: bound("/min_pixels", "/size/shortest_edge", defaults.pixels_min)? as f64,
+            pixels_max: bound("/max_pixels", "/size/longest_edge", defaults.pixels_max)? as f64,
+            frames: 1.0,
+            rounded: 1.0,
+            lift: false,
         })
     }
 
+    /// The same bounds for a volume of `frames`, `rounded` to whole temporal patches; small frames are enlarged first.
+    pub fn of_volume(&self, frames: f64, rounded: f64) -> Self {
+        Self { frames, rounded, lift: true, ..*self }
+    }
+
+    /// Features of an image, or of one temporal patch of a video.
+    ///
     /// The order of multiplications and divisions is that of the original: it decides ties.
-    pub(super) fn tokens(&self, width: u32, height: u32) -> Result<u32, Refused> {
-        if u64::from(width.max(height)) > u64::from(width.min(height)) * u64::from(ASPECT_MAX) {
-            return Err(Refused::AspectRatio { width, height, max: ASPECT_MAX });
-        }
+    pub fn tokens(&self, size: Size) -> Result<u64, Refused> {
         let factor = self.factor;
-        let (w, h) = (f64::from(width), f64::from(height));
+        let (mut w, mut h) = (size.w(), size.h());
+        if self.lift && (w < factor || h < factor) {
+            let grow = (factor / h).max(factor / w);
+            (w, h) = ((w * grow).trunc(), (h * grow).trunc());
+        }
+        if w.max(h) / w.min(h) > f64::from(ASPECT_MAX) {
+            return Err(Refused::AspectRatio { width: size.width, height: size.height, max: ASPECT_MAX });
+        }
         // Sides in units of `factor`.
         let (mut columns, mut rows) = ((w / factor).round_ties_even(), (h / factor).round_ties_even());
-        let area = columns * factor * (rows * factor);
-        if area > self.pixels_max {
-            let shrink = (h * w / self.pixels_max).sqrt();
+        let volume = self.rounded * (columns * factor * (rows * factor));
+        if volume > self.pixels_max {
+            let shrink = (self.frames * h * w / self.pixels_max).sqrt();
             let side = |pixels: f64| (pixels / shrink / factor).floor().max(1.0);
             (columns, rows) = (side(w), side(h));
-        } else if area < self.pixels_min {
-            let grow = (self.pixels_min / (h * w)).sqrt();
+        } else if volume < self.pixels_min {
+            let grow = (self.pixels_min / (self.frames * h * w)).sqrt();
             let side = |pixels: f64| (pixels * grow / factor).ceil();
             (columns, rows) = (side(w), side(h));
         }
-        let tokens = columns * rows;
-        if tokens > f64::from(u32::MAX) {
-            return Err(Refused::TooManyTokens { width, height });
-        }
-        Ok(tokens as u32)
+        Ok((columns * rows) as u64)
     }
 }

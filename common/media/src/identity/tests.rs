@@ -3,7 +3,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::*;
-use crate::family::VisionModel;
+use crate::family::{ModelFiles, VisionModel};
 use crate::{data_url, header};
 
 fn vectors() -> &'static Path {
@@ -19,8 +19,9 @@ fn every_sample_has_vllm_s_id_size_mode_and_count() {
     let samples = json(&vectors().join("image_ids.json"));
     let model_string = samples["model_string"].as_str().unwrap();
     let dir = vectors().join("tiny-qwen3-vl");
-    let preprocessor = json(&dir.join("preprocessor_config.json"));
-    let model = VisionModel::from_config(&json(&dir.join("config.json")), Some(&preprocessor)).unwrap();
+    let (config, preprocessor) = (json(&dir.join("config.json")), json(&dir.join("preprocessor_config.json")));
+    let files = ModelFiles { config: &config, preprocessor: Some(&preprocessor), processor: None, kwargs: None };
+    let model = VisionModel::from_files(&files, |_| None).unwrap();
     for sample in samples["images"].as_array().unwrap() {
         let bytes = std::fs::read(vectors().join("images").join(sample["file"].as_str().unwrap())).unwrap();
         let header = header::read(&bytes).unwrap();
