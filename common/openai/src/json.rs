@@ -65,6 +65,11 @@ impl<'a> Cursor<'a> {
         self.at
     }
 
+    /// Position just behind what was read last.
+    pub fn passed_to(&self) -> usize {
+        self.at
+    }
+
     pub fn kind(&mut self) -> Result<Kind> {
         self.space();
         Ok(match self.byte() {

@@ -30,6 +30,8 @@ pub struct MediaPart<'a> {
     pub kind: MediaKind,
     /// As the client wrote it; for `input_audio` the bare base64 text. `None` when null, absent, or not text (embeddings).
     pub url: Option<Cow<'a, str>>,
+    /// Where the URL stands in the body, as a JSON string with its quotes.
+    pub url_at: Option<Range<usize>>,
     /// The client's own identity of the item, when given and not null.
     pub uuid: Option<Cow<'a, str>>,
     /// Where a new member, comma included, can be inserted: just after the part's `{`.
@@ -66,12 +68,14 @@ const TEXT_TYPES: [&str; 6] = ["text", "input_text", "output_text", "refusal", "
 
 const ONE_KIND: &str = "give each part one kind of content, under the key that its `type` names";
 
+type Source<'a> = (Cow<'a, str>, Range<usize>);
+
 #[derive(Default)]
 struct Draft<'a> {
     kind: Option<Cow<'a, str>>,
     uuid: Option<Cow<'a, str>>,
-    /// Index into `MEDIA_KEYS` and the URL.
-    media: Option<(usize, Option<Cow<'a, str>>)>,
+    /// Index into `MEDIA_KEYS` and the URL with its place.
+    media: Option<(usize, Option<Source<'a>>)>,
     has_data: bool,
     rest: Map<String, Value>,
 }
@@ -90,9 +94,11 @@ pub(crate) fn parse<'a>(cursor: &mut Cursor<'a>, message: usize, media: &mut Vec
     let Some((kind, marker)) = draft.reading().map_err(fault)? else {
         return Ok(draft.into_text());
     };
+    let (url, url_at) = draft.media.as_mut().and_then(|(_, source)| source.take()).unzip();
     media.push(MediaPart {
         kind,
-        url: draft.media.as_mut().and_then(|(_, url)| url.take()),
+        url,
+        url_at,
         uuid: draft.uuid.take(),
         insert_at: start + 1,
         uuid_cut: cut_members(&members, |key| key == "uuid").pop(),
@@ -166,14 +172,15 @@ impl<'a> Draft<'a> {
 }
 
 /// The text inside a media member: itself a string, or an object with `url` or, for `input_audio`, `data`.
-fn source<'a>(cursor: &mut Cursor<'a>) -> Result<Option<Cow<'a, str>>> {
-    let mut url = None;
+fn source<'a>(cursor: &mut Cursor<'a>) -> Result<Option<Source<'a>>> {
+    let mut found = None;
     match cursor.kind()? {
-        Kind::String => return cursor.text().map(Some),
+        Kind::String => return placed(cursor).map(Some),
         Kind::Object => {
             cursor.object(|cursor, key| {
                 match key {
-                    "url" | "data" => url = cursor.text_or_null().map_err(|error| error.within(key))?,
+                    "url" | "data" if cursor.kind()? == Kind::Null => cursor.skip()?,
+                    "url" | "data" => found = Some(placed(cursor).map_err(|error| error.within(key))?),
                     _ => cursor.skip()?,
                 }
                 Ok(())
@@ -181,7 +188,13 @@ fn source<'a>(cursor: &mut Cursor<'a>) -> Result<Option<Cow<'a, str>>> {
         }
         _ => cursor.skip()?,
     }
-    Ok(url)
+    Ok(found)
+}
+
+fn placed<'a>(cursor: &mut Cursor<'a>) -> Result<Source<'a>> {
+    let start = cursor.position();
+    let text = cursor.text()?;
+    Ok((text, start..cursor.passed_to()))
 }
 
 #[cfg(test)]

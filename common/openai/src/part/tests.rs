@@ -128,3 +128,13 @@ fn a_uuid_is_cut_wherever_it_stands() {
     let inside = r#"{"image_url":{"url":"u","uuid":"inner"}}"#;
     check_uuid(inside, None, inside);
 }
+
+#[test]
+fn a_url_is_known_with_its_place() {
+    for part in [r#"{"image_url":{"detail":"low","url": "a\u002fb" }}"#, r#"{"type":"image_url","image_url":"a/b"}"#] {
+        let body = format!(r#"{{"messages":[{{"role":"user","content":[{part}]}}]}}"#);
+        let request = ChatRequest::parse(&body).unwrap();
+        let text = &body[request.media[0].url_at.clone().unwrap()];
+        assert_eq!(serde_json::from_str::<String>(text).unwrap(), "a/b");
+    }
+}
