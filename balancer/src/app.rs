@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fovea_balancer_core::fleet::State;
-use fovea_service::config::{KeyError, read_key};
 use fovea_service::admin::{self, Admin, Readiness};
+use fovea_service::config::{KeyError, read_key};
 use fovea_service::label::Snake;
 use fovea_service::ready::announce;
 use fovea_service::shutdown::{Drained, Shutdown};
@@ -60,6 +60,7 @@ struct Listeners {
 /// # Errors
 /// When a model cannot be loaded or a port cannot be taken. Nothing serves before all of that went well.
 pub fn run(config: BalancerConfig) -> Result<(), AppError> {
+    crate::memory::return_large_blocks();
     let models = Models::load(&config.models)?;
     let key = key(&config.trust)?;
     let listeners = Listeners {
@@ -109,7 +110,8 @@ async fn serve(
     let workers =
         Arc::new(Workers::new(config.freshness.into(), config.choose_settings(), config.limits.index_entries_max));
     let (drain, streams_max) = (config.timeouts.drain, config.limits.sync_streams_max);
-    let front = Arc::new(Front::new(config, key, Arc::clone(&workers), Arc::new(models), metrics.clone(), shutdown.token()));
+    let front =
+        Arc::new(Front::new(config, key, Arc::clone(&workers), Arc::new(models), metrics.clone(), shutdown.token()));
 
     let ready = announcement(&listeners).map_err(AppError::Runtime)?;
     let http = tokio_listener(listeners.http)?;

@@ -10,6 +10,10 @@ use fovea_service::config::{ByteSize, Invalid, Validate, human_duration};
 use fovea_service::telemetry::LogConfig;
 use serde::Deserialize;
 
+pub mod media;
+
+use media::MediaConfig;
+
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BalancerConfig {
@@ -23,6 +27,9 @@ pub struct BalancerConfig {
     pub models: Vec<ModelConfig>,
     pub mode: ModeConfig,
     pub limits: Limits,
+    pub trust: Trust,
+    /// Images and other media given by URL.
+    pub media: MediaConfig,
     /// Tell clients which worker answered and why: `x-fovea-*` response headers.
     pub debug_headers: bool,
     /// Threads for the network; 0 = one per core. As many again prepare requests.
@@ -44,6 +51,8 @@ impl Default for BalancerConfig {
             models: Vec::new(),
             mode: ModeConfig::Precise,
             limits: Limits::default(),
+            trust: Trust::default(),
+            media: MediaConfig::default(),
             debug_headers: false,
             threads: 0,
             retry_percent: 10,
@@ -81,6 +90,18 @@ impl Default for Limits {
             index_entries_max: 16 << 20,
         }
     }
+}
+
+/// Who is believed what. Without a key, sidecars take this balancer's requests only where they trust its address.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Trust {
+    /// Key that the sidecars know. Empty = none.
+    pub shared_key: String,
+    /// File that holds the key (white space around it is cut). Wins over `shared_key`.
+    pub shared_key_file: Option<PathBuf>,
+    /// Clients may send embeddings (`image_embeds`, `prompt_embeds`). One of wrong sides ends an engine.
+    pub client_embeddings: bool,
 }
 
 /// A model directory: `config.json`, `tokenizer.json`, `tokenizer_config.json`, chat template, preprocessor config.
@@ -239,6 +260,7 @@ impl BalancerConfig {
 impl Validate for BalancerConfig {
     fn validate(&self) -> Result<(), Invalid> {
         self.limits.validate().map_err(|invalid| invalid.within("limits"))?;
+        self.media.validate().map_err(|invalid| invalid.within("media"))?;
         if self.threads > 1024 {
             return Err(Invalid::new("threads", "is more than 1024", "write 0 for one per core"));
         }
@@ -338,6 +360,9 @@ mod tests {
         check("freshness: {stale_after: 9s}", "freshness.excluded_after");
         check("choose: {guard_factor: 0.5}", "choose.guard_factor: is 0.5");
         check("limits: {index_entries_max: 0}", "limits.index_entries_max: is 0");
+        check("media: {bytes_max: 1MiB}", "media.bytes_max: leaves no room beside the cache");
+        check("media: {timeout: 0s}", "media.timeout: is 0");
+        check("media: {allow: [10.0.0.1]}", "balancer.yaml:1:");
     }
 
     #[test]

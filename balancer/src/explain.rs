@@ -11,6 +11,7 @@ use fovea_gossip::message::{EngineFacts, EngineKind, HashScheme};
 use fovea_kv::BlockSize;
 use serde_json::{Value, json};
 
+use crate::fetch_check::{media_config, with_fetcher};
 use crate::prepare::{ApiPath, ClientUuid, MediaSource, Prepared, Preparer, Request, Target, ViewKind};
 
 /// Longest request that is read, in bytes.
@@ -43,6 +44,12 @@ pub struct Args {
     /// Folder whose files stand in for http(s) images with the same last path segment.
     #[arg(long)]
     pub media_root: Option<PathBuf>,
+    /// Fetch http(s) images, as `fetch-check` does.
+    #[arg(long, conflicts_with = "media_root")]
+    pub fetch: bool,
+    /// `balancer.yaml`, for its `media` section.
+    #[arg(long, requires = "fetch")]
+    pub config: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -68,16 +75,15 @@ fn api_path(text: &str) -> Result<ApiPath, String> {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let block_size =
         BlockSize::new(args.block_size).context("--block-size is 0: give the engine's tokens per block")?;
-    let source = args.media_root.clone().map_or(MediaSource::EngineOnly, MediaSource::Folder);
     let uuid = match args.client_uuid {
         Uuid::Replace => ClientUuid::Replace,
         Uuid::Keep => ClientUuid::Keep,
     };
-    let preparer = Preparer::load(&args.model_dir, source, uuid)?;
     let mut body = Vec::new();
     std::io::stdin().lock().take(BODY_MAX).read_to_end(&mut body)?;
     let engine = facts(args);
     let request = Request::parse(args.path, &body)?;
+    let preparer = Preparer::load(&args.model_dir, source(args, &request)?, uuid)?;
     let lora = args.lora.as_deref().unwrap_or_default();
     let prepared = preparer.prepare(&request, Target { engine: &engine, block_size, lora });
     let output = sheet(&prepared, args.block_size);
@@ -86,6 +92,18 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     writeln!(std::io::stdout(), "{output}")?;
     Ok(())
+}
+
+fn source(args: &Args, request: &Request<'_>) -> anyhow::Result<MediaSource> {
+    if !args.fetch {
+        return Ok(args.media_root.clone().map_or(MediaSource::EngineOnly, MediaSource::Folder));
+    }
+    let (config, urls) = (media_config(args.config.as_ref())?, request.image_urls());
+    let files = with_fetcher(&config, async |fetcher| fetcher.fetch_parts(&urls).await)?;
+    let files = urls.iter().zip(files).map(|((_, url), file)| {
+        ((*url).to_owned(), file.map(|file| file.bytes).map_err(|refused| refused.error.reason()))
+    });
+    Ok(MediaSource::Fetched(files.collect()))
 }
 
 fn facts(args: &Args) -> EngineFacts {

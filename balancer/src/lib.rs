@@ -3,7 +3,10 @@
 pub mod app;
 pub mod config;
 pub mod explain;
+pub mod fetch;
+pub mod fetch_check;
 pub mod front;
+pub mod memory;
 pub mod metrics;
 pub mod models;
 pub mod prepare;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use fovea_balancer::config::BalancerConfig;
-use fovea_balancer::{app, explain};
+use fovea_balancer::{app, explain, fetch_check};
 
 #[derive(Parser)]
 #[command(version, about)]
@@ -24,6 +24,8 @@ enum Command {
     },
     /// Prints what the balancer makes of one request: view, hashes, media.
     Explain(explain::Args),
+    /// Prints what the balancer makes of one media URL: refused or not, size, identity.
+    FetchCheck(fetch_check::Args),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -37,5 +39,6 @@ fn main() -> anyhow::Result<()> {
             Ok(app::run(config)?)
         }
         Command::Explain(args) => explain::run(&args),
+        Command::FetchCheck(args) => fetch_check::run(&args),
     }
 }

@@ -10,6 +10,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::fetch::MediaMetrics;
+
 /// What decided where a request went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
@@ -123,6 +125,7 @@ pub struct Metrics {
     pub sync_frames: Family<FrameLabels, Counter>,
     pub sync_ends: Family<EndLabels, Counter>,
     pub sync_resyncs: Counter,
+    pub media: MediaMetrics,
 }
 
 /// 1 ms to 512 s.
@@ -138,6 +141,7 @@ fn fast() -> Histogram {
 impl Metrics {
     /// Makes all families and registers them under `balancer_`.
     pub fn register(registry: &mut Registry) -> Self {
+        let registry = registry.sub_registry_with_prefix("balancer");
         let metrics = Self {
             decisions: Family::default(),
             errors: Family::default(),
@@ -157,8 +161,8 @@ impl Metrics {
             sync_frames: Family::default(),
             sync_ends: Family::default(),
             sync_resyncs: Counter::default(),
+            media: MediaMetrics::register(registry),
         };
-        let registry = registry.sub_registry_with_prefix("balancer");
         metrics.register_requests(registry);
         metrics.register_workers(registry);
         metrics

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use std::time::Instant;
 
 use fovea_balancer_core::choose::{self, Candidate, Explained, Mode, Query};
-use fovea_balancer_core::fleet::{Description, Fleet, Freshness, Resolved, State, Worker, WorkerKey};
+use fovea_balancer_core::fleet::{Description, Fleet, Freshness, Resolved, Served, State, Worker, WorkerKey};
 use fovea_balancer_core::index::{Index, WorkerDepth};
 use fovea_balancer_core::load::{BookingId, Charge, Report};
 use fovea_gossip::message::EngineFacts;
@@ -34,11 +34,13 @@ impl PoolFacts {
 pub struct Pool {
     pub facts: PoolFacts,
     index: RwLock<Index>,
+    /// Requests routed; a count per pool, so that each pool's turns go round evenly whatever the mix of models.
+    turns: AtomicU64,
 }
 
 impl Pool {
     pub fn new(facts: PoolFacts, index_entries_max: usize) -> Self {
-        Self { facts, index: RwLock::new(Index::new(index_entries_max)) }
+        Self { facts, index: RwLock::new(Index::new(index_entries_max)), turns: AtomicU64::new(0) }
     }
 
     pub fn index(&self) -> RwLockReadGuard<'_, Index> {
@@ -113,20 +115,13 @@ pub struct Workers {
     fleet: Mutex<Fleet<PoolRef>>,
     settings: choose::Settings,
     index_entries_max: usize,
-    /// Requests that asked for a pool, and that asked for a worker: apart, so that turns stay even.
+    /// Requests that asked for a pool.
     resolved: AtomicU64,
-    routed: AtomicU64,
 }
 
 impl Workers {
     pub fn new(freshness: Freshness, settings: choose::Settings, index_entries_max: usize) -> Self {
-        Self {
-            fleet: Mutex::new(Fleet::new(freshness)),
-            settings,
-            index_entries_max,
-            resolved: AtomicU64::new(0),
-            routed: AtomicU64::new(0),
-        }
+        Self { fleet: Mutex::new(Fleet::new(freshness)), settings, index_entries_max, resolved: AtomicU64::new(0) }
     }
 
     pub fn mode(&self) -> Mode {
@@ -171,12 +166,14 @@ impl Workers {
 
     /// The pool for a model name; see [`Fleet::resolve`].
     pub fn resolve(&self, model: &str, now: Instant) -> Resolved<PoolRef> {
-        let turn = self.resolved.fetch_add(1, Ordering::Relaxed);
+        // Mixed, because a regular mix of models would always meet the same pool.
+        let turn = xxh3_64(&self.resolved.fetch_add(1, Ordering::Relaxed).to_le_bytes());
         self.fleet().resolve(model, turn, now)
     }
 
-    pub fn live_names(&self, now: Instant) -> Vec<String> {
-        self.fleet().live_names(now)
+    /// Calls `look` for every name that a worker which takes requests serves, in order, with such a worker.
+    pub fn each_name(&self, now: Instant, mut look: impl FnMut(&str, Served, &Description<PoolRef>)) {
+        self.fleet().live_names(now).into_iter().for_each(|(name, (served, about))| look(name, served, about));
     }
 
     /// At least one worker takes requests.
@@ -197,7 +194,7 @@ impl Workers {
             images: ask.images,
             media: ask.media,
             session: ask.session,
-            turn: self.routed.fetch_add(1, Ordering::Relaxed),
+            turn: pool.turns.fetch_add(1, Ordering::Relaxed),
         };
         let mut explained = Vec::new();
         let mut fleet = self.fleet();
@@ -282,3 +279,6 @@ fn trace(explained: &[Explained], chosen: WorkerKey) {
         tracing::trace!(worker = why.key.0, ?overlap, cost = why.cost, guarded = why.guarded, chosen, "candidate");
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,7 @@
 //! A pool is all workers for which a prediction is the same; `P` is the shell's handle to one (facts and index), equal for
 //! equal pools. A worker lives from the hello of its sidecar's stream to the end of that stream.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -252,13 +253,16 @@ impl<P: Clone + PartialEq> Fleet<P> {
         self.ready(model, now).map(|(worker, _)| worker).filter(move |worker| worker.about.pool == *pool)
     }
 
-    /// Names of base models and adapters with at least one worker that takes requests: sorted, each once.
-    pub fn live_names(&self, now: Instant) -> Vec<String> {
-        let live = self.workers.iter().filter(|worker| worker.state(&self.freshness, now).takes_requests());
-        let mut names: Vec<_> =
-            live.flat_map(|w| w.about.served_names.iter().chain(w.about.lora_names.iter())).cloned().collect();
-        names.sort_unstable();
-        names.dedup();
+    /// Names of base models and adapters with at least one worker that takes requests, in order, each once; with such a worker.
+    pub fn live_names(&self, now: Instant) -> BTreeMap<&str, (Served, &Description<P>)> {
+        let mut names = BTreeMap::new();
+        for worker in self.workers.iter().filter(|worker| worker.state(&self.freshness, now).takes_requests()) {
+            let about = &worker.about;
+            let bases = about.served_names.iter().map(|name| (name, Served::Base));
+            for (name, served) in bases.chain(about.lora_names.iter().map(|name| (name, Served::Lora))) {
+                names.entry(name.as_str()).or_insert((served, about));
+            }
+        }
         names
     }
 

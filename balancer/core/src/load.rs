@@ -118,7 +118,7 @@ impl WorkerLoad {
         self.report
     }
 
-    /// O(bookings), which the global body budget bounds to a few hundred a worker.
+    /// O(bookings): as many as an engine's batch and queue hold, a few hundred.
     fn add_up(&mut self) {
         let mut sums = Sums::default();
         for booking in self.bookings.values() {

@@ -18,8 +18,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Serves until stopped; connections then end with the request they are at, and the caller's drain waits for them.
 pub async fn serve(listener: TcpListener, front: Arc<Front>, shutdown: Shutdown) {
     let slots = Arc::new(Semaphore::new(front.config.limits.connections_max));
-    // The HTTP layer's own stop signal is not used: the front watches its token.
-    let (_never, stopping) = watch::channel(false);
+    // Dropped at the end of this function: HTTP/2 connections then say goodbye. For others the front watches its token.
+    let (_accepting, stopping) = watch::channel(false);
     let accept = async {
         while let Ok(slot) = Arc::clone(&slots).acquire_owned().await {
             match listener.accept().await {

@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::Method;
+use http::{HeaderValue, Method};
 use pingora_core::apps::{HttpPersistentSettings, HttpServerApp, HttpServerOptions, ReusedHttpStream};
 use pingora_core::connectors::http::Connector;
 use pingora_core::protocols::http::ServerSession;
@@ -35,12 +35,14 @@ use crate::models::Models;
 use crate::prepare::ApiPath;
 use crate::workers::{Route, Workers};
 use forward::{Failed, Relayed, Upstream};
-use plan::Plan;
+use plan::{Plan, Told};
 use refusal::Refusal;
 
 /// Everything that serving a client needs.
 pub struct Front {
     config: BalancerConfig,
+    /// Proves this balancer to sidecars.
+    key: Option<HeaderValue>,
     workers: Arc<Workers>,
     models: Arc<Models>,
     metrics: Metrics,
@@ -83,6 +85,7 @@ impl Front {
     /// To be called in a runtime.
     pub fn new(
         config: BalancerConfig,
+        key: Option<HeaderValue>,
         workers: Arc<Workers>,
         models: Arc<Models>,
         metrics: Metrics,
@@ -90,6 +93,7 @@ impl Front {
     ) -> Self {
         let mut options = HttpServerOptions::default();
         options.h2c = true;
+        options.h2_idle_timeout = Some(config.timeouts.client_idle);
         let in_use = metrics.body_bytes_in_flight.clone();
         Self {
             budget: body::Budget::new(config.limits.bodies_max.as_u64(), config.timeouts.queue, in_use),
@@ -100,6 +104,7 @@ impl Front {
             turn: AtomicU64::new(0),
             seed: std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), "request id"),
             config,
+            key,
             workers,
             models,
             metrics,
@@ -133,8 +138,7 @@ impl Front {
             "/v1/chat/completions" if post => self.complete(client, ApiPath::ChatCompletions, context).await,
             "/v1/completions" if post => self.complete(client, ApiPath::Completions, context).await,
             "/v1/models" if get => {
-                let models = respond::models(&self.workers.live_names(Instant::now()));
-                Ok(respond::json(client, 200, models, &context.id, None).await)
+                Ok(respond::json(client, 200, respond::models(&self.workers), &context.id, None).await)
             }
             "/health" if get => Ok(respond::json(client, 200, br#"{"status":"ok"}"#.to_vec(), &context.id, None).await),
             "/ready" if get && self.ready() => {
@@ -166,10 +170,15 @@ impl Front {
         let reading = body::read(client, &self.budget, self.config.limits.body_max, context.turn);
         let reading = tokio::time::timeout(self.config.timeouts.client_body, reading);
         let (body, room) = reading.await.map_err(|_| body::timed_out())??;
-        let plan = self.plan(path, body.clone(), context).await?;
+        let mut plan = self.plan(path, body.clone(), context).await?;
         self.retries.earn();
-        let answered = self.answer_of_a_worker(client, &plan, body, context).await;
-        drop(room);
+        let mut answered = self.answer_of_a_worker(client, &plan, &body, context).await;
+        if let Err(Failed::Upstream(ErrorKind::NoWorker, _)) = answered {
+            // The pool's workers may be in another one by now: their facts have changed since the plan was made.
+            plan = self.plan(path, body.clone(), context).await?;
+            answered = self.answer_of_a_worker(client, &plan, &body, context).await;
+        }
+        drop((body, room));
         let (upstream, route) = match answered {
             Ok(answered) => answered,
             Err(Failed::ClientGone) => {
@@ -179,8 +188,9 @@ impl Front {
             Err(Failed::Upstream(ErrorKind::NoWorker, _)) => return Err(plan::no_worker(context.turn)),
             Err(Failed::Upstream(kind, _)) => return Err(Refusal::new(kind, "the worker did not answer")),
         };
-        self.count(&plan, &route);
-        Ok(self.relay(client, upstream, &plan, &route, context).await)
+        let told = plan.told(self.workers.mode(), &route);
+        self.count(&told, &route);
+        Ok(self.relay(client, upstream, told, &route, context).await)
     }
 
     async fn plan(&self, path: ApiPath, body: Bytes, context: &Context) -> Result<Plan, Refusal> {
@@ -188,9 +198,10 @@ impl Front {
         let slot = tokio::time::timeout(self.config.timeouts.queue, Arc::clone(&self.cpu).acquire_owned());
         let slot = slot.await.map_err(|_| busy())?.map_err(|_| busy())?;
         let (workers, models, turn) = (Arc::clone(&self.workers), Arc::clone(&self.models), context.turn);
+        let embeddings = self.config.trust.client_embeddings;
         let began = Instant::now();
         let planned = tokio::task::spawn_blocking(move || {
-            let planned = plan::plan(&workers, &models, path, &body, turn);
+            let planned = plan::plan(&workers, &models, path, &body, turn, embeddings);
             drop(slot);
             planned
         });
@@ -207,35 +218,35 @@ impl Front {
         &self,
         client: &mut ServerSession,
         plan: &Plan,
-        body: Bytes,
+        body: &Bytes,
         context: &Context,
     ) -> Result<(Upstream, Route), Failed> {
+        let choose = |avoid| self.workers.route(&plan.pool, &plan.ask(), avoid, Instant::now());
         let no_worker = || pingora_core::Error::new_str("no worker takes requests");
-        let mut route = self
-            .workers
-            .route(&plan.pool, &plan.ask(), None, Instant::now())
-            .ok_or_else(|| Failed::Upstream(ErrorKind::NoWorker, no_worker()))?;
-        let mut retried = false;
-        loop {
-            let tried = self.try_worker(client, plan, &route, &body, context).await;
-            let unserved = match &tried {
-                Ok(upstream) => upstream.head().status == http::StatusCode::SERVICE_UNAVAILABLE,
-                Err(Failed::Upstream(kind, _)) => *kind != ErrorKind::UpstreamTimeout,
-                Err(Failed::ClientGone) => false,
-            };
-            if unserved
-                && !retried
-                && let Some(next) = self.workers.route(&plan.pool, &plan.ask(), Some(route.booked.key), Instant::now())
-                && self.retries.spend()
-            {
-                if let Ok(upstream) = tried {
-                    upstream.give_up().await;
+        let route = choose(None).ok_or_else(|| Failed::Upstream(ErrorKind::NoWorker, no_worker()))?;
+        let first = Box::pin(self.try_worker(client, plan, &route, body, context)).await;
+        let unserved = match &first {
+            Ok(upstream) => upstream.head().status == http::StatusCode::SERVICE_UNAVAILABLE,
+            Err(Failed::Upstream(kind, _)) => *kind != ErrorKind::UpstreamTimeout,
+            Err(Failed::ClientGone) => false,
+        };
+        let avoid = route.booked.key;
+        // A worker that did not answer has nothing to carry from here.
+        let first = first.map(|upstream| (upstream, route));
+        if !unserved {
+            return first;
+        }
+        let Some(route) = choose(Some(avoid)).filter(|_| self.retries.spend()) else { return first };
+        self.metrics.retries.inc();
+        match (first, Box::pin(self.try_worker(client, plan, &route, body, context)).await) {
+            // An engine that says why it cannot serve tells the client more than a second one that says nothing.
+            (Ok(busy), Err(Failed::Upstream(..))) => Ok(busy),
+            (first, second) => {
+                if let Ok((busy, _)) = first {
+                    busy.give_up().await;
                 }
-                self.metrics.retries.inc();
-                (route, retried) = (next, true);
-                continue;
+                second.map(|upstream| (upstream, route))
             }
-            return tried.map(|upstream| (upstream, route));
         }
     }
 
@@ -257,6 +268,7 @@ impl Front {
             request_id: &context.id,
             content_bytes: preamble.len() + body.len(),
             preamble_bytes: preamble.len(),
+            key: self.key.as_ref(),
         };
         let timeouts = &self.config.timeouts;
         let request = forward::Request {
@@ -276,33 +288,31 @@ impl Front {
         &self,
         client: &mut ServerSession,
         upstream: Upstream,
-        plan: &Plan,
+        told: Told,
         route: &Route,
         context: &Context,
     ) -> End {
-        let explained = self.config.debug_headers.then(|| respond::Explained {
-            worker: &route.name,
-            overlap: format!("{}/{}", route.confirmed_blocks, plan.prompt_blocks()),
-            outcome: plan.outcome(self.workers.mode(), route),
-            view: plan.view(),
-        });
+        let explained = self.config.debug_headers.then_some((&told, route));
         let Ok(head) = respond::head(client, upstream.head(), &context.id, explained) else {
             upstream.give_up().await;
             self.metrics.error(ErrorKind::Internal);
             return End::Broken;
         };
+        let status = head.status;
         let first_byte = || {
-            route.booked.started();
+            // An engine that refuses a request caches nothing of it.
+            if status.is_success() {
+                route.booked.started();
+            }
             self.metrics.first_byte_seconds.observe(context.began.elapsed().as_secs_f64());
         };
-        let status = head.status.as_u16();
         let relayed = forward::relay(&self.connector, client, upstream, head, first_byte).await;
         tracing::debug!(
             request = context.id,
-            model = plan.prepared.model,
+            model = told.model,
             worker = %route.name,
-            status,
-            prompt_tokens = plan.prepared.prompt_tokens,
+            status = status.as_u16(),
+            prompt_tokens = told.prompt_tokens,
             reused_tokens = route.reused_tokens,
             seconds = context.began.elapsed().as_secs_f64(),
             end = ?relayed,
@@ -316,11 +326,10 @@ impl Front {
         End::Broken
     }
 
-    fn count(&self, plan: &Plan, route: &Route) {
-        let outcome = plan.outcome(self.workers.mode(), route);
-        self.metrics.decisions.get_or_create(&OutcomeLabels { outcome }).inc();
+    fn count(&self, told: &Told, route: &Route) {
+        self.metrics.decisions.get_or_create(&OutcomeLabels { outcome: told.outcome }).inc();
         self.metrics.overlap_blocks.inc_by(u64::from(route.confirmed_blocks));
-        self.metrics.prompt_tokens.inc_by(u64::from(plan.prepared.prompt_tokens));
+        self.metrics.prompt_tokens.inc_by(u64::from(told.prompt_tokens));
         self.metrics.reused_tokens_predicted.inc_by(u64::from(route.reused_tokens));
     }
 }
@@ -340,6 +349,8 @@ impl HttpServerApp for Front {
         client.set_read_timeout(Some(timeouts.client_headers));
         let head = tokio::time::timeout(timeouts.client_idle + timeouts.client_headers, client.read_request());
         let head = tokio::select! {
+            // A request that is here already is served even while stopping.
+            biased;
             head = head => head.ok()?,
             () = self.stop.cancelled() => return None,
         };
@@ -356,8 +367,10 @@ impl HttpServerApp for Front {
         }
         client.set_read_timeout(Some(timeouts.client_body));
         client.set_write_timeout(Some(timeouts.client_write));
-        // An HTTP/1.0 client is told the end of an answer by the end of the connection.
-        let keep = !self.stop.is_cancelled() && client.req_header().version != http::Version::HTTP_10;
+        // An HTTP/1.0 client is told the end of an answer by the end of the connection. The HTTP layer has switched reuse off where
+        // the client asked for that, or sent both a length and chunks.
+        let http_1_0 = client.req_header().version == http::Version::HTTP_10;
+        let keep = !self.stop.is_cancelled() && !http_1_0 && client.get_keepalive().is_some();
         client.set_keepalive(keep.then_some(timeouts.client_idle.as_secs().max(1)));
         match self.serve_request(&mut client).await {
             End::Answered => {

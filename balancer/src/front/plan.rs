@@ -21,14 +21,39 @@ pub struct Plan {
     pub pool: PoolRef,
     pub prepared: Prepared,
     images: Vec<(u32, u32)>,
+    /// Tokens of the whole prompt; a guess where it is not known to its end.
+    load_tokens: u32,
+}
+
+/// What remains of a plan while its answer streams: a plan takes several times the memory of a long prompt, and streams are many.
+pub struct Told {
+    pub model: String,
+    /// As far as known.
+    pub prompt_tokens: u32,
+    /// Blocks of the prompt, a last partial one included; 0 when the block size is not known.
+    pub prompt_blocks: u32,
+    pub outcome: Outcome,
+    /// `exact`, `prefix;reason=…` or `none;reason=…`.
+    pub view: String,
 }
 
 /// Finds the pool for `body` and predicts what its engines will cache.
 ///
 /// # Errors
 /// For a body no engine would take, an unknown model, or a model without a ready worker.
-pub fn plan(workers: &Workers, models: &Models, path: ApiPath, body: &[u8], turn: u64) -> Result<Plan, Refusal> {
+pub fn plan(
+    workers: &Workers,
+    models: &Models,
+    path: ApiPath,
+    body: &[u8],
+    turn: u64,
+    embeddings_allowed: bool,
+) -> Result<Plan, Refusal> {
     let request = Request::parse(path, body)?;
+    if let Some(hazard) = request.hazard(embeddings_allowed) {
+        let param = Some(hazard.field());
+        return Err(Refusal { param, ..Refusal::new(ErrorKind::BadRequest, hazard.to_string()) });
+    }
     let model = request.model();
     if model.is_empty() {
         let message = "`model` is missing; GET /v1/models lists the models served here";
@@ -40,18 +65,23 @@ pub fn plan(workers: &Workers, models: &Models, path: ApiPath, body: &[u8], turn
         Resolved::Unknown => return Err(Refusal::unknown_model(model)),
         Resolved::NoneReady => return Err(no_worker(turn)),
     };
+    let guess = request.guessed_tokens(body.len());
     let Some(preparer) = models.find(&base_names, &pool.facts.engine) else {
-        return Ok(Plan { pool, prepared: prepare::unprepared(&request), images: Vec::new() });
+        return Ok(Plan { pool, prepared: prepare::unprepared(&request), images: Vec::new(), load_tokens: guess });
     };
     let lora = if served == Served::Lora { model } else { "" };
     let known = BlockSize::new(pool.facts.block_size);
     let block_size = known.or(BlockSize::new(ANY_BLOCK_TOKENS)).expect("ANY_BLOCK_TOKENS is not 0");
     let mut prepared = preparer.prepare(&request, Target { engine: &pool.facts.engine, block_size, lora });
     if known.is_none() {
-        prepared = without_hashes(prepared, "block_size_unknown");
+        prepared = prepared.without_hashes("block_size_unknown");
     }
     let images = prepared.preamble.spans.iter().map(|&(start, len, _)| (start, len)).collect();
-    Ok(Plan { pool, prepared, images })
+    let load_tokens = match prepared.view {
+        ViewKind::Exact => prepared.prompt_tokens,
+        ViewKind::Prefix { .. } | ViewKind::None { .. } => prepared.prompt_tokens.max(guess),
+    };
+    Ok(Plan { pool, prepared, images, load_tokens })
 }
 
 /// No worker of the model takes requests.
@@ -59,17 +89,12 @@ pub fn no_worker(turn: u64) -> Refusal {
     Refusal::busy(ErrorKind::NoWorker, "no worker of this model takes requests; try again soon", turn)
 }
 
-fn without_hashes(prepared: Prepared, reason: &'static str) -> Prepared {
-    let preamble = Preamble { exact: false, blocks: 0, last: 0, ..prepared.preamble };
-    Prepared { view: ViewKind::None { reason }, hashes: Vec::new(), preamble, ..prepared }
-}
-
 impl Plan {
     pub fn ask(&self) -> Ask<'_> {
         let prepared = &self.prepared;
         Ask {
             model: &prepared.model,
-            prompt_tokens: prepared.prompt_tokens,
+            prompt_tokens: self.load_tokens,
             hashes: self.first_prompt(),
             images: &self.images,
             media: prepared
@@ -91,8 +116,12 @@ impl Plan {
 
     /// The record for the sidecar.
     pub fn preamble(&self, route: &Route) -> Vec<u8> {
-        let mut record =
-            Preamble { dp_rank: route.dp_rank, reused_tokens: route.reused_tokens, ..self.prepared.preamble.clone() };
+        let mut record = Preamble {
+            dp_rank: route.dp_rank,
+            prompt_tokens: self.load_tokens,
+            reused_tokens: route.reused_tokens,
+            ..self.prepared.preamble.clone()
+        };
         let encoded = preamble::encode(&record);
         if encoded.len() <= preamble::MAX_PREAMBLE_BYTES {
             return encoded;
@@ -101,8 +130,15 @@ impl Plan {
         preamble::encode(&record)
     }
 
+    /// All that is still needed once an answer has begun.
+    pub fn told(self, mode: Mode, route: &Route) -> Told {
+        let (outcome, prompt_blocks) = (self.outcome(mode, route), self.prompt_blocks());
+        let Prepared { view, model, prompt_tokens, .. } = self.prepared;
+        Told { model, prompt_tokens, prompt_blocks, outcome, view: view.to_string() }
+    }
+
     /// What decided for `route`.
-    pub fn outcome(&self, mode: Mode, route: &Route) -> Outcome {
+    fn outcome(&self, mode: Mode, route: &Route) -> Outcome {
         match mode {
             Mode::RoundRobin => Outcome::RoundRobin,
             Mode::Session if self.prepared.session.is_some() => Outcome::Session,
@@ -116,19 +152,10 @@ impl Plan {
     }
 
     /// Blocks of the prompt, a last partial one included; 0 when the block size is not known.
-    pub fn prompt_blocks(&self) -> u32 {
+    fn prompt_blocks(&self) -> u32 {
         match self.pool.facts.block_size {
             0 => 0,
             size => self.prepared.prompt_tokens.div_ceil(size),
-        }
-    }
-
-    /// `exact`, `prefix;reason=…` or `none;reason=…`.
-    pub fn view(&self) -> String {
-        match self.prepared.view {
-            ViewKind::Exact => "exact".to_owned(),
-            ViewKind::Prefix { reason } => format!("prefix;reason={reason}"),
-            ViewKind::None { reason } => format!("none;reason={reason}"),
         }
     }
 }

@@ -1,30 +1,24 @@
 //! Heads and answers that are written here.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use fovea_balancer_core::fleet::Served;
 use http::header;
 use pingora_core::protocols::http::ServerSession;
 use pingora_http::ResponseHeader;
 
 use super::End;
 use super::headers::{self, REQUEST_ID};
+use super::plan::Told;
 use super::refusal::Refusal;
 use crate::metrics::Outcome;
+use crate::workers::{Route, Workers};
 
 /// After a refusal the rest of the body is read this long, so that the client gets the answer before a reset.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// What the debug headers say.
-pub struct Explained<'a> {
-    pub worker: &'a str,
-    /// `confirmed/prompt_blocks`
-    pub overlap: String,
-    pub outcome: Outcome,
-    pub view: String,
-}
-
-/// The head of a worker's answer as the client gets it.
+/// The head of a worker's answer as the client gets it; `explained` makes the debug headers.
 ///
 /// # Errors
 /// When a header cannot be written.
@@ -32,16 +26,16 @@ pub fn head(
     client: &ServerSession,
     upstream: &ResponseHeader,
     request_id: &str,
-    explained: Option<Explained>,
+    explained: Option<(&Told, &Route)>,
 ) -> pingora_core::Result<ResponseHeader> {
     let close_delimited = client.req_header().version == http::Version::HTTP_10;
     let mut head = headers::to_client(upstream, client.is_http2(), close_delimited)?;
     head.insert_header(REQUEST_ID, request_id)?;
-    if let Some(Explained { worker, overlap, outcome, view }) = explained {
-        head.insert_header("x-fovea-worker", worker)?;
-        head.insert_header("x-fovea-overlap", overlap)?;
-        head.insert_header("x-fovea-mode", mode(outcome))?;
-        head.insert_header("x-fovea-view", view)?;
+    if let Some((told, route)) = explained {
+        head.insert_header("x-fovea-worker", &*route.name)?;
+        head.insert_header("x-fovea-overlap", format!("{}/{}", route.confirmed_blocks, told.prompt_blocks))?;
+        head.insert_header("x-fovea-mode", mode(told.outcome))?;
+        head.insert_header("x-fovea-view", told.view.as_str())?;
     }
     Ok(head)
 }
@@ -97,11 +91,19 @@ pub async fn json(
     }
 }
 
-/// The body of `GET /v1/models`.
-pub fn models(names: &[String]) -> Vec<u8> {
-    let models: Vec<_> = names
-        .iter()
-        .map(|name| serde_json::json!({"id": name, "object": "model", "created": 0, "owned_by": "fovea"}))
-        .collect();
+/// The body of `GET /v1/models`, with the fields of vLLM's answer that its own clients read.
+pub fn models(workers: &Workers) -> Vec<u8> {
+    let mut models = Vec::new();
+    workers.each_name(Instant::now(), |name, served, about| {
+        let engine = &about.pool.facts.engine;
+        let (root, parent) = match served {
+            Served::Base => (engine.engine_model.as_str(), None),
+            Served::Lora => (name, about.served_names.first()),
+        };
+        models.push(serde_json::json!({
+            "id": name, "object": "model", "created": 0, "owned_by": "fovea", "root": root, "parent": parent,
+            "max_model_len": Some(engine.max_model_len).filter(|tokens| *tokens > 0),
+        }));
+    });
     serde_json::json!({"object": "list", "data": models}).to_string().into_bytes()
 }

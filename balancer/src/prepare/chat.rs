@@ -3,7 +3,7 @@
 use fovea_gossip::preamble::Identity;
 use fovea_kv::{MediaId, RoutingView};
 use fovea_media::expand::{self, Item};
-use fovea_media::family::VisionModel;
+use fovea_media::family::Shape;
 use fovea_openai::{ChatRequest, MediaKind, MediaPart};
 use fovea_prompt::{ChatInput, Placeholders, clock};
 
@@ -12,17 +12,21 @@ use super::view::{hash, of_tokens};
 use super::{ClientUuid, Media, Prepared, Preparer, Target, ViewKind};
 
 /// An image with everything that its expansion needs.
-#[derive(Clone, Copy)]
 struct Known {
     facts: Facts,
     id: MediaId,
-    tokens: u32,
+    /// As the engine measures it.
+    size: (u32, u32),
+    shape: Shape,
 }
 
 /// Images known from the first on, and what ends the knowledge.
 struct Seen {
     known: Vec<Known>,
-    unknown: Option<(MediaKind, &'static str)>,
+    /// Why the item after them is not known.
+    reason: Option<&'static str>,
+    /// Kinds of that item and all after it.
+    left: Vec<MediaKind>,
 }
 
 impl Preparer {
@@ -57,6 +61,8 @@ impl Preparer {
 
     /// Token ids of the prompt before expansion.
     fn tokens(&self, request: &ChatRequest<'_>) -> Result<Vec<u32>, &'static str> {
+        let images = request.media.iter().filter(|part| part.kind == MediaKind::Image).count();
+        let image_text = self.vision.as_ref().map_or(Some(""), |vision| vision.image_text(images));
         let input = ChatInput {
             messages: &request.messages,
             tools: request.tools.as_deref(),
@@ -66,10 +72,7 @@ impl Preparer {
             reasoning_effort: request.reasoning_effort.as_ref(),
             add_generation_prompt: request.add_generation_prompt,
             continue_final_message: request.continue_final_message,
-            placeholders: Placeholders {
-                image: self.vision.as_ref().map_or("", VisionModel::image_text),
-                ..Placeholders::default()
-            },
+            placeholders: Placeholders { image: image_text.ok_or("numbered placeholders")?, ..Placeholders::default() },
             now: clock::local_now(),
         };
         let text = self.prompt.render_chat(&input).map_err(|error| {
@@ -86,21 +89,22 @@ impl Preparer {
 
     /// The expanded view, images with their places, and how far it holds.
     fn view(&self, tokens: &[u32], seen: &Seen) -> Result<(RoutingView, Vec<Media>, ViewKind), &'static str> {
-        let (tokens, kind) = match seen.unknown {
+        let (tokens, kind) = match seen.reason {
             None => (tokens, ViewKind::Exact),
-            Some((unknown, reason)) => {
-                let end = self.placeholders.place(tokens, unknown, seen.known.len()).ok_or(reason)?;
+            Some(reason) => {
+                let vision = self.vision.as_ref();
+                let end = self.placeholders.end(tokens, seen.known.len(), &seen.left, vision).ok_or(reason)?;
                 (&tokens[..end], ViewKind::Prefix { reason })
             }
         };
-        let Some(vision) = self.vision.as_ref().filter(|_| !seen.known.is_empty()) else {
-            return Ok((of_tokens(tokens), Vec::new(), kind));
-        };
-        let items: Vec<_> = seen.known.iter().map(|known| Item { id: known.id, tokens: known.tokens }).collect();
-        let expansion = expand::expand(tokens, &items, vision).map_err(|_| "placeholders")?;
+        let Some(vision) = self.vision.as_ref() else { return Ok((of_tokens(tokens), Vec::new(), kind)) };
+        let item = |known: &Known| Item { id: known.id, shape: known.shape.clone() };
+        let items: Vec<_> = seen.known.iter().map(item).collect();
+        let expand = if kind == ViewKind::Exact { expand::expand } else { expand::expand_prefix };
+        let expansion = expand(tokens, &items, vision).map_err(|_| "placeholders")?;
         let place = |(known, start): (&Known, &u32)| {
-            let (width, height) = known.facts.upright;
-            Media { id: known.id, width, height, tokens: known.tokens, start: *start }
+            let (width, height) = known.size;
+            Media { id: known.id, width, height, tokens: known.shape.tokens(), start: *start }
         };
         let media = seen.known.iter().zip(&expansion.placed).map(place).collect();
         Ok((expansion.view, media, kind))
@@ -117,13 +121,13 @@ impl Preparer {
         }
         let facts = self.images.look_at(part, &target.engine.engine_model)?;
         let vision = self.vision.as_ref().ok_or("images of an unknown model family")?;
-        let (width, height) = if target.engine.exif { facts.upright } else { facts.stored };
-        let tokens = vision.image_tokens(width, height).map_err(|_| "image that an engine would refuse")?;
+        let size = if target.engine.exif { facts.upright } else { facts.stored };
+        let shape = vision.measure(size.0, size.1).map_err(|_| "engine_refuses")?;
         let id = match &part.uuid {
             Some(uuid) if self.client_uuid == ClientUuid::Keep => MediaId::from_engine_id(uuid),
             _ => facts.id,
         };
-        Ok(Known { facts, id, tokens })
+        Ok(Known { facts, id, size, shape })
     }
 
     /// Identities for the parts whose bytes travel along; cuts of what clients must not set.
@@ -141,7 +145,11 @@ impl Preparer {
             if let Ok(known) = known
                 && known.facts.inline
             {
-                identities.push(Identity { insert_at: part.insert_at as u64, id: known.id, tokens: known.tokens });
+                identities.push(Identity {
+                    insert_at: part.insert_at as u64,
+                    id: known.id,
+                    tokens: known.shape.tokens(),
+                });
             }
         }
         (identities, cuts)
@@ -150,13 +158,9 @@ impl Preparer {
 
 impl Seen {
     fn until_unknown(request: &ChatRequest<'_>, all: Vec<Result<Known, &'static str>>) -> Self {
-        let mut known = Vec::with_capacity(all.len());
-        for (part, item) in request.media.iter().zip(all) {
-            match item {
-                Ok(item) => known.push(item),
-                Err(reason) => return Self { known, unknown: Some((part.kind, reason)) },
-            }
-        }
-        Self { known, unknown: None }
+        let reason = all.iter().find_map(|item| item.as_ref().err().copied());
+        let known: Vec<_> = all.into_iter().map_while(Result::ok).collect();
+        let left = request.media[known.len()..].iter().map(|part| part.kind).collect();
+        Self { known, reason, left }
     }
 }

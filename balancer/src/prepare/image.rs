@@ -1,19 +1,17 @@
-//! Images of a request: bytes, identity and size. A repeated image costs one pass over its text.
+//! Images of a request: bytes, identity and size.
 //!
+//! Inline images are decoded and hashed each time: 0.2 ms for 640 kB. Only a cryptographic hash of the text could be the key of a
+//! memory of them, and costs as much: with any other, a client could give one image's identity to another.
 //! Only inline (`data:`) images have bytes here. An http(s) image is left to the engine, unless a local folder stands in for the web
 //! (`explain` on captures).
 
-use std::hash::{BuildHasher, RandomState};
+use std::collections::HashMap;
 use std::path::PathBuf;
 
+use bytes::Bytes;
 use fovea_kv::MediaId;
 use fovea_media::{data_url, header, identity};
 use fovea_openai::{MediaKind, MediaPart};
-use quick_cache::sync::Cache;
-use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
-
-/// Images remembered, about 120 bytes each.
-const MEMO_MAX: usize = 32_768;
 
 /// Where bytes of http(s) images come from.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +21,8 @@ pub enum MediaSource {
     EngineOnly,
     /// A folder whose files stand in for URLs with the same last path segment.
     Folder(PathBuf),
+    /// Fetched before, by URL as the request has it; or why not.
+    Fetched(HashMap<String, Result<Bytes, &'static str>>),
 }
 
 /// What is known of one image.
@@ -36,21 +36,9 @@ pub(super) struct Facts {
     pub inline: bool,
 }
 
-/// Reads images, and remembers inline ones.
-pub(super) struct Images {
-    source: MediaSource,
-    /// Key: two hashes of the text under secret seeds, so that no client can craft two texts that meet, and its length.
-    memo: Cache<(u128, u64, usize), Facts>,
-    seed: u64,
-}
-
-impl Images {
-    pub fn new(source: MediaSource) -> Self {
-        Self { source, memo: Cache::new(MEMO_MAX), seed: RandomState::new().hash_one("fovea") }
-    }
-
-    /// Facts of an image part, or why there are none.
-    pub fn look_at(&self, part: &MediaPart<'_>, engine_model: &str) -> Result<Facts, &'static str> {
+impl MediaSource {
+    /// What is known of an image part, or why nothing is.
+    pub(super) fn look_at(&self, part: &MediaPart<'_>, engine_model: &str) -> Result<Facts, &'static str> {
         match part.kind {
             MediaKind::Image => {}
             MediaKind::Video => return Err("video"),
@@ -59,30 +47,24 @@ impl Images {
         }
         let Some(url) = part.url.as_deref() else { return Err("null image") };
         if data_url::is_data_url(url) {
-            return self.inline(url, engine_model);
+            let bytes = data_url::decode(url).map_err(|_| "image data that an engine would refuse")?;
+            return facts(&bytes, engine_model, true);
         }
-        match &self.source {
-            MediaSource::EngineOnly => Err("image left to the engine"),
-            MediaSource::Folder(folder) => {
+        match self {
+            Self::EngineOnly => Err("image left to the engine"),
+            Self::Folder(folder) => {
                 let path = url.split(['?', '#']).next().unwrap_or_default();
                 let name = path.rsplit('/').next().filter(|name| !name.is_empty() && *name != "..");
                 let file = folder.join(name.ok_or("url without a file name")?);
                 let bytes = std::fs::read(file).map_err(|_| "image not in the media folder")?;
                 facts(&bytes, engine_model, false)
             }
+            Self::Fetched(files) => match files.get(url) {
+                Some(Ok(bytes)) => facts(bytes, engine_model, false),
+                Some(Err(reason)) => Err(reason),
+                None => Err("image not fetched"),
+            },
         }
-    }
-
-    fn inline(&self, url: &str, engine_model: &str) -> Result<Facts, &'static str> {
-        let model = xxh3_64_with_seed(engine_model.as_bytes(), self.seed);
-        let key = (xxh3_128_with_seed(url.as_bytes(), model), xxh3_64_with_seed(url.as_bytes(), !model), url.len());
-        if let Some(known) = self.memo.get(&key) {
-            return Ok(known);
-        }
-        let bytes = data_url::decode(url).map_err(|_| "image data that an engine would refuse")?;
-        let found = facts(&bytes, engine_model, true)?;
-        self.memo.insert(key, found);
-        Ok(found)
     }
 }
 

@@ -14,13 +14,18 @@ use std::path::Path;
 use fovea_gossip::message::EngineFacts;
 use fovea_gossip::preamble::Preamble;
 use fovea_kv::{BlockSize, MediaId, SequenceHash};
-use fovea_media::family::VisionModel;
-use fovea_openai::{ChatRequest, Common, CompletionRequest};
+use fovea_media::data_url;
+use fovea_media::family::{ModelFiles, VisionModel};
+use fovea_openai::{ChatRequest, Common, CompletionRequest, Hazard, MediaKind, MediaPart};
 use fovea_prompt::PromptModel;
 use xxhash_rust::xxh3::xxh3_64;
 
 pub use error::{LoadError, PrepareError};
 pub use image::MediaSource;
+
+/// Bytes of text in one token, and tokens of one image: rough means, for guesses.
+const TEXT_BYTES_PER_TOKEN: usize = 4;
+const TOKENS_PER_MEDIA: usize = 1024;
 
 /// Which part of the OpenAI API a body is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,11 +59,22 @@ pub enum ViewKind {
     },
 }
 
+impl std::fmt::Display for ViewKind {
+    /// `exact`, `prefix;reason=…` or `none;reason=…`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Exact => f.write_str("exact"),
+            Self::Prefix { reason } => write!(f, "prefix;reason={reason}"),
+            Self::None { reason } => write!(f, "none;reason={reason}"),
+        }
+    }
+}
+
 /// One media item whose place in the prompt is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Media {
     pub id: MediaId,
-    /// Upright, in pixels.
+    /// As the engine measures it, in pixels.
     pub width: u32,
     pub height: u32,
     /// Placeholder positions it fills, and the first of them.
@@ -111,6 +127,35 @@ impl<'a> Request<'a> {
         self.common().model.as_deref().unwrap_or_default()
     }
 
+    /// Tokens of the prompt, by the length of its text alone: for the load that a prompt makes which cannot be predicted.
+    pub fn guessed_tokens(&self, body_bytes: usize) -> u32 {
+        let media_bytes: usize = self.media().iter().filter_map(|part| part.url.as_deref()).map(str::len).sum();
+        let text = body_bytes.saturating_sub(media_bytes) / TEXT_BYTES_PER_TOKEN;
+        u32::try_from(text + self.media().len() * TOKENS_PER_MEDIA).unwrap_or(u32::MAX)
+    }
+
+    fn media(&self) -> &[MediaPart<'a>] {
+        match self {
+            Self::Chat(request) => &request.media,
+            Self::Completion(_) => &[],
+        }
+    }
+
+    /// Images that are given by URL, with their places among all media parts.
+    pub fn image_urls(&self) -> Vec<(usize, &str)> {
+        let images = self.media().iter().enumerate().filter(|(_, part)| part.kind == MediaKind::Image);
+        let urls = images.filter_map(|(place, part)| Some((place, part.url.as_deref()?)));
+        urls.filter(|(_, url)| !data_url::is_data_url(url)).collect()
+    }
+
+    /// The first thing in it that an engine must not see.
+    pub fn hazard(&self, embeddings_allowed: bool) -> Option<Hazard> {
+        match self {
+            Self::Chat(request) => request.hazard(embeddings_allowed),
+            Self::Completion(request) => request.hazard(embeddings_allowed),
+        }
+    }
+
     fn common(&self) -> &Common<'a> {
         match self {
             Self::Chat(request) => &request.common,
@@ -121,12 +166,8 @@ impl<'a> Request<'a> {
 
 /// A request to a model whose files are not at hand: nothing is predicted, but what clients must not set is cut all the same.
 pub fn unprepared(request: &Request<'_>) -> Prepared {
-    let media = match request {
-        Request::Chat(request) => request.media.as_slice(),
-        Request::Completion(_) => &[],
-    };
     let common = request.common();
-    let uuids = media.iter().filter_map(|part| part.uuid_cut.clone());
+    let uuids = request.media().iter().filter_map(|part| part.uuid_cut.clone());
     let cuts = common.cuts.iter().cloned().chain(uuids).collect();
     Prepared::unknown(common, "no_model_dir").with_edits(Vec::new(), cuts)
 }
@@ -156,7 +197,7 @@ pub struct Preparer {
     /// `None` for a text model, or one whose images cannot be predicted: the view then ends at the first image.
     vision: Option<VisionModel>,
     placeholders: view::Placeholders,
-    images: image::Images,
+    images: MediaSource,
     client_uuid: ClientUuid,
 }
 
@@ -167,22 +208,40 @@ impl Preparer {
     /// When a file that every model has is missing or damaged. An unknown family is no error: its images end the view.
     pub fn load(dir: &Path, media: MediaSource, client_uuid: ClientUuid) -> Result<Self, LoadError> {
         let config = error::read_json(&dir.join("config.json"))?;
-        let preprocessor = ["preprocessor_config.json", "processor_config.json"].map(|name| dir.join(name));
-        let preprocessor =
-            preprocessor.iter().find(|path| path.exists()).map(|path| error::read_json(path)).transpose()?;
-        let vision = VisionModel::from_config(&config, preprocessor.as_ref())
+        let optional = |name| {
+            let path = dir.join(name);
+            path.exists().then(|| error::read_json(&path)).transpose()
+        };
+        let (preprocessor, processor) = (optional("preprocessor_config.json")?, optional("processor_config.json")?);
+        let prompt = PromptModel::load(dir)?;
+        let files = ModelFiles {
+            config: &config,
+            preprocessor: preprocessor.as_ref(),
+            processor: processor.as_ref(),
+            kwargs: None,
+        };
+        let encode = |text: &str| {
+            let mut ids = Vec::new();
+            prompt.encode(text, false, &mut ids).ok().map(|()| ids)
+        };
+        let vision = VisionModel::from_files(&files, encode)
             .inspect_err(|error| tracing::info!(dir = %dir.display(), %error, "images of this model are not predicted"))
             .ok();
-        let prompt = PromptModel::load(dir)?;
-        let placeholders = view::Placeholders::new(&config, vision.as_ref());
-        Ok(Self { prompt, vision, placeholders, images: image::Images::new(media), client_uuid })
+        let placeholders = view::Placeholders::new(&config);
+        Ok(Self { prompt, vision, placeholders, images: media, client_uuid })
     }
 
     /// What a request means to engines like `target`. Whatever cannot be told ends the view.
     pub fn prepare(&self, request: &Request<'_>, target: Target<'_>) -> Prepared {
-        match request {
+        let prepared = match request {
             Request::Chat(request) => self.chat(request, target),
             Request::Completion(request) => self.completion(request, target),
+        };
+        let longest = prepared.prompts.iter().copied().max().unwrap_or(prepared.prompt_tokens);
+        match target.engine.max_model_len {
+            // At least one token must be left for the answer.
+            limit if limit > 0 && longest >= limit => prepared.without_hashes("longer than max_model_len"),
+            _ => prepared,
         }
     }
 }
@@ -192,3 +251,6 @@ fn session(common: &Common<'_>) -> Option<u64> {
     let key = common.session_id.as_deref().or(common.prompt_cache_key.as_deref()).or(common.user.as_deref());
     key.filter(|key| !key.is_empty()).map(|key| xxh3_64(key.as_bytes()))
 }
+
+#[cfg(test)]
+mod tests;

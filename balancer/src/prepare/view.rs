@@ -10,33 +10,53 @@ use super::{Prepared, ViewKind};
 /// Token ids that stand for one media item each before expansion.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Placeholders {
+    /// Of a family without a rule; one with a rule knows its own.
     image: Option<u32>,
     video: Option<u32>,
     audio: Option<u32>,
 }
 
 impl Placeholders {
-    pub fn new(config: &serde_json::Value, vision: Option<&VisionModel>) -> Self {
+    pub fn new(config: &serde_json::Value) -> Self {
         let id = |keys: &[&str]| keys.iter().find_map(|key| u32::try_from(config.get(key)?.as_u64()?).ok());
         Self {
-            image: vision.map(VisionModel::image_token).or_else(|| id(&["image_token_id", "image_token_index"])),
+            image: id(&["image_token_id", "image_token_index"]),
             video: id(&["video_token_id", "video_token_index"]),
             audio: id(&["audio_token_id", "audio_token_index"]),
         }
     }
 
-    /// Position in `tokens` of the place of an unknown item that has `images_before` images before it. `None` when it cannot be told.
-    pub fn place(&self, tokens: &[u32], kind: MediaKind, images_before: usize) -> Option<usize> {
+    /// Where a view ends that knows the first `images` images, and of all later items only their kinds, `left`. `None` when it cannot
+    /// be told.
+    ///
+    /// Engines give the n-th item of a kind the n-th placeholder of that kind, wherever it stands and whoever wrote it; so the view
+    /// ends at the first placeholder that any of the later items may take.
+    pub fn end(
+        &self,
+        tokens: &[u32],
+        images: usize,
+        left: &[MediaKind],
+        vision: Option<&VisionModel>,
+    ) -> Option<usize> {
         let nth = |token: Option<u32>, n: usize| {
             let token = token?;
             tokens.iter().enumerate().filter(|(_, t)| **t == token).nth(n).map(|(at, _)| at)
         };
-        match kind {
-            MediaKind::Image => nth(self.image, images_before),
-            MediaKind::Video => nth(self.video, 0),
-            MediaKind::Audio => nth(self.audio, 0),
-            MediaKind::Embedding | MediaKind::PromptEmbedding => None,
+        if left.iter().any(|kind| matches!(kind, MediaKind::Embedding | MediaKind::PromptEmbedding)) {
+            return None;
         }
+        let has = |kind| left.contains(&kind);
+        let image = has(MediaKind::Image).then(|| match vision {
+            Some(vision) => {
+                let later = left.iter().filter(|kind| **kind == MediaKind::Image).count();
+                vision.place(tokens, images, images + later)
+            }
+            None => nth(self.image, images),
+        });
+        // Qwen3-VL replaces the start mark before a video, too.
+        let video = has(MediaKind::Video).then(|| nth(self.video, 0)?.checked_sub(1));
+        let audio = has(MediaKind::Audio).then(|| nth(self.audio, 0));
+        [image, video, audio].into_iter().flatten().try_fold(tokens.len(), |end, at| Some(end.min(at?)))
     }
 }
 
@@ -80,6 +100,12 @@ impl Prepared {
         self.hashes = hashes;
         self.view = kind;
         self
+    }
+
+    /// The same request, but nothing of it will be found in a cache.
+    pub fn without_hashes(self, reason: &'static str) -> Self {
+        let preamble = Preamble { exact: false, blocks: 0, last: 0, ..self.preamble };
+        Self { view: ViewKind::None { reason }, hashes: Vec::new(), preamble, ..self }
     }
 
     /// The edits that the sidecar makes to the body.

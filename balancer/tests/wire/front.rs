@@ -76,9 +76,21 @@ async fn other_paths_and_methods_are_refused_as_json() {
 #[tokio::test]
 async fn served_names_of_live_workers_are_the_models() {
     let balancer = balancer("").await;
-    let _sidecar = sidecar(&balancer, Script::Silent).await;
+    let mut sidecar = sidecar(&balancer, Script::Silent).await;
+    let mut with_adapter = super::support::hello(&format!("http://{}", sidecar.http), 32);
+    with_adapter.engine.lora_names = vec!["ada".to_owned()];
+    say(&mut sidecar.link, &FromSidecar::Hello(with_adapter)).await;
+    balancer.until(|b| b.metric(r#"balancer_sync_frames_total{kind="hello"}"#) == 2).await;
     let answer = talk(balancer.http, "GET /v1/models HTTP/1.1\r\nhost: b\r\nconnection: close\r\n\r\n").await;
-    assert!(answer.contains("\"id\":\"tiny-vl\""), "{answer}");
+    let list: serde_json::Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+    let card = |id, root, parent: Option<&str>| {
+        serde_json::json!({
+            "id": id, "object": "model", "created": 0, "owned_by": "fovea", "root": root, "parent": parent,
+            "max_model_len": 2048,
+        })
+    };
+    let cards = [card("ada", "ada", Some("tiny-vl")), card("tiny-vl", "./tiny-qwen3-vl", None)];
+    assert_eq!(list, serde_json::json!({"object": "list", "data": cards}));
 }
 
 #[tokio::test]
@@ -217,6 +229,18 @@ async fn without_another_worker_the_503_passes() {
     let raw = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 4\r\n\r\nbusy";
     check(Script::Raw(raw), &chat("tiny-vl"), &["HTTP/1.1 503", "busy"]).await;
     check(Script::Hang, &chat("tiny-vl"), &["HTTP/1.1 502", "upstream_error"]).await;
+}
+
+#[tokio::test]
+async fn a_503_outlives_a_second_try_that_brings_nothing() {
+    let balancer = balancer("mode: round_robin\nretry_percent: 100").await;
+    let busy = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 4\r\n\r\nbusy";
+    let _busy = sidecar(&balancer, Script::Raw(busy)).await;
+    let _dead = sidecar(&balancer, Script::Hang).await;
+    for _ in 0..2 {
+        let answer = talk(balancer.http, &post(CHAT, CLOSE, &chat("tiny-vl"))).await;
+        assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("busy"), "{answer}");
+    }
 }
 
 #[tokio::test]

@@ -3,5 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests: a failure is the test's")]
 
 mod front;
+mod hygiene;
 mod support;
 mod sync;

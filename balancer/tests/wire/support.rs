@@ -46,7 +46,7 @@ pub async fn balancer(config: &str) -> Balancer {
         config.limits.sync_streams_max,
         shutdown.clone(),
     ));
-    let front = Front::new(config, Arc::clone(&workers), Arc::new(models), metrics, shutdown.token());
+    let front = Front::new(config, None, Arc::clone(&workers), Arc::new(models), metrics, shutdown.token());
     tokio::spawn(front::serve(http, Arc::new(front), shutdown.clone()));
     Balancer { http: http_at, sync: sync_at, workers, shutdown, registry }
 }

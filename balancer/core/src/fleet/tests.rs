@@ -58,7 +58,8 @@ fn names_resolve_to_pools_and_adapters() {
     assert_eq!(fleet.resolve("ada", 0, now), found(Served::Lora));
     assert_eq!(fleet.resolve("other", 0, now), Resolved::Unknown);
     assert_eq!(fleet.resolve("m", 0, now + millis(5000)), Resolved::NoneReady);
-    assert_eq!(fleet.live_names(now), ["ada", "m"]);
+    let live: Vec<_> = fleet.live_names(now).into_iter().map(|(name, (served, _))| (name, served)).collect();
+    assert_eq!(live, [("ada", Served::Lora), ("m", Served::Base)]);
 }
 
 #[test]
