@@ -123,7 +123,8 @@ pub fn read_key(field: &'static str, text: &str, file: Option<&Path>) -> Result<
     let Some(path) = file else {
         return Ok(Some(text.trim().as_bytes().to_vec()).filter(|key| !key.is_empty()));
     };
-    let text = std::fs::read_to_string(path).map_err(|source| KeyError::Read { field, path: path.to_owned(), source })?;
+    let text =
+        std::fs::read_to_string(path).map_err(|source| KeyError::Read { field, path: path.to_owned(), source })?;
     match text.trim() {
         "" => Err(KeyError::Empty { field, path: path.to_owned() }),
         key => Ok(Some(key.as_bytes().to_vec())),
