@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{BalancerConfig, Trust};
+use crate::fetch::{Fetcher, SetupError};
 use crate::front::{self, Front};
 use crate::metrics::{Metrics, StateLabels};
 use crate::models::{ModelError, Models};
@@ -43,6 +44,8 @@ pub enum AppError {
     },
     #[error(transparent)]
     Key(#[from] KeyError),
+    #[error("media: fetching cannot be set up")]
+    Media(#[from] SetupError),
     #[error("trust.shared_key has characters that no header takes: use letters, digits and punctuation")]
     KeyCharacters,
     #[error("cannot set up the runtime or its signals")]
@@ -110,8 +113,10 @@ async fn serve(
     let workers =
         Arc::new(Workers::new(config.freshness.into(), config.choose_settings(), config.limits.index_entries_max));
     let (drain, streams_max) = (config.timeouts.drain, config.limits.sync_streams_max);
-    let front =
-        Arc::new(Front::new(config, key, Arc::clone(&workers), Arc::new(models), metrics.clone(), shutdown.token()));
+    let fetcher = Fetcher::new(&config.media, metrics.media.clone())?;
+    let (front_workers, models) = (Arc::clone(&workers), Arc::new(models));
+    let front = Front::new(config, key, front_workers, models, fetcher, metrics.clone(), shutdown.token());
+    let front = Arc::new(front);
 
     let ready = announcement(&listeners).map_err(AppError::Runtime)?;
     let http = tokio_listener(listeners.http)?;

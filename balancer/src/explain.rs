@@ -83,9 +83,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     std::io::stdin().lock().take(BODY_MAX).read_to_end(&mut body)?;
     let engine = facts(args);
     let request = Request::parse(args.path, &body)?;
-    let preparer = Preparer::load(&args.model_dir, source(args, &request)?, uuid)?;
+    let (preparer, media) = (Preparer::load(&args.model_dir, uuid)?, source(args, &request)?);
     let lora = args.lora.as_deref().unwrap_or_default();
-    let prepared = preparer.prepare(&request, Target { engine: &engine, block_size, lora });
+    let prepared = preparer.prepare(&request, Target { engine: &engine, block_size, lora, media: &media });
     let output = sheet(&prepared, args.block_size);
     for note in output["notes"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         writeln!(std::io::stderr(), "{note}")?;
@@ -103,7 +103,7 @@ fn source(args: &Args, request: &Request<'_>) -> anyhow::Result<MediaSource> {
     let files = urls.iter().zip(files).map(|((_, url), file)| {
         ((*url).to_owned(), file.map(|file| file.bytes).map_err(|refused| refused.error.reason()))
     });
-    Ok(MediaSource::Fetched(files.collect()))
+    Ok(MediaSource::Fetched { files: files.collect(), inline: false })
 }
 
 fn facts(args: &Args) -> EngineFacts {

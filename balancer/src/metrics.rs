@@ -34,6 +34,8 @@ pub enum ErrorKind {
     NotFound,
     MethodNotAllowed,
     UnknownModel,
+    /// Media that could not or must not be fetched.
+    Media,
     BodyTooLarge,
     BodyTimeout,
     BodyBudget,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fovea_gossip::message::EngineFacts;
 
 use crate::config::ModelConfig;
-use crate::prepare::{ClientUuid, LoadError, MediaSource, Preparer};
+use crate::prepare::{ClientUuid, LoadError, Preparer};
 
 /// Preparers by the name given in the config.
 #[derive(Default)]
@@ -32,7 +32,7 @@ impl Models {
             let preparer = match by_dir.get(dir.as_path()) {
                 Some(loaded) => Arc::clone(loaded),
                 None => {
-                    let loaded = Preparer::load(dir, MediaSource::EngineOnly, ClientUuid::Replace)
+                    let loaded = Preparer::load(dir, ClientUuid::Replace)
                         .map_err(|source| ModelError { name: name.clone(), source })?;
                     Arc::clone(by_dir.entry(dir).or_insert(Arc::new(loaded)))
                 }

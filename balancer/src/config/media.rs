@@ -14,6 +14,8 @@ pub struct MediaConfig {
     pub enabled: bool,
     /// What names the image behind a URL.
     pub identity: IdentityPolicy,
+    /// Pass a file on inline that was fetched whole, so that the engine sees the bytes that were identified; otherwise it fetches the URL itself.
+    pub inline: bool,
     pub schemes: Vec<Scheme>,
     /// Ports that may be dialled; empty = every port.
     pub ports: Vec<u16>,
@@ -67,6 +69,7 @@ impl Default for MediaConfig {
         Self {
             enabled: true,
             identity: IdentityPolicy::Content,
+            inline: true,
             schemes: vec![Scheme::Http, Scheme::Https],
             ports: vec![80, 443],
             allow: Vec::new(),

@@ -7,6 +7,7 @@ mod accept;
 mod body;
 mod forward;
 mod headers;
+mod media;
 mod plan;
 mod refusal;
 mod respond;
@@ -30,12 +31,13 @@ use tokio_util::sync::CancellationToken;
 pub use accept::serve;
 
 use crate::config::BalancerConfig;
+use crate::fetch::Fetcher;
 use crate::metrics::{ErrorKind, Metrics, OutcomeLabels};
 use crate::models::Models;
 use crate::prepare::ApiPath;
 use crate::workers::{Route, Workers};
 use forward::{Failed, Relayed, Upstream};
-use plan::{Plan, Told};
+use plan::{Plan, Planned, Planner, Told};
 use refusal::Refusal;
 
 /// Everything that serving a client needs.
@@ -44,7 +46,8 @@ pub struct Front {
     /// Proves this balancer to sidecars.
     key: Option<HeaderValue>,
     workers: Arc<Workers>,
-    models: Arc<Models>,
+    planner: Arc<Planner>,
+    fetcher: Fetcher,
     metrics: Metrics,
     budget: body::Budget,
     retries: retry::RetryBudget,
@@ -88,6 +91,7 @@ impl Front {
         key: Option<HeaderValue>,
         workers: Arc<Workers>,
         models: Arc<Models>,
+        fetcher: Fetcher,
         metrics: Metrics,
         stop: CancellationToken,
     ) -> Self {
@@ -95,6 +99,12 @@ impl Front {
         options.h2c = true;
         options.h2_idle_timeout = Some(config.timeouts.client_idle);
         let in_use = metrics.body_bytes_in_flight.clone();
+        let planner = Arc::new(Planner {
+            workers: Arc::clone(&workers),
+            models,
+            embeddings_allowed: config.trust.client_embeddings,
+            fetches: config.media.enabled,
+        });
         Self {
             budget: body::Budget::new(config.limits.bodies_max.as_u64(), config.timeouts.queue, in_use),
             retries: retry::RetryBudget::new(config.retry_percent),
@@ -106,7 +116,8 @@ impl Front {
             config,
             key,
             workers,
-            models,
+            planner,
+            fetcher,
             metrics,
             stop,
         }
@@ -172,11 +183,11 @@ impl Front {
         let (body, room) = reading.await.map_err(|_| body::timed_out())??;
         let mut plan = self.plan(path, body.clone(), context).await?;
         self.retries.earn();
-        let mut answered = self.answer_of_a_worker(client, &plan, &body, context).await;
+        let mut answered = self.answer_of_a_worker(client, &plan, plan.body.as_ref().unwrap_or(&body), context).await;
         if let Err(Failed::Upstream(ErrorKind::NoWorker, _)) = answered {
             // The pool's workers may be in another one by now: their facts have changed since the plan was made.
             plan = self.plan(path, body.clone(), context).await?;
-            answered = self.answer_of_a_worker(client, &plan, &body, context).await;
+            answered = self.answer_of_a_worker(client, &plan, plan.body.as_ref().unwrap_or(&body), context).await;
         }
         drop((body, room));
         let (upstream, route) = match answered {
@@ -193,15 +204,32 @@ impl Front {
         Ok(self.relay(client, upstream, told, &route, context).await)
     }
 
-    async fn plan(&self, path: ApiPath, body: Bytes, context: &Context) -> Result<Plan, Refusal> {
+    /// Looks at the body, fetches what it wants fetched, and looks again with that at hand.
+    async fn plan(&self, path: ApiPath, body: Bytes, context: &Context) -> Result<Box<Plan>, Refusal> {
+        let urls = match self.look(path, body.clone(), None, context).await? {
+            Planned::Ready(plan) => return Ok(plan),
+            Planned::Wants(urls) => urls,
+        };
+        let media = media::fetch(&self.fetcher, &self.config.media, &urls).await?;
+        match self.look(path, body, Some(media), context).await? {
+            Planned::Ready(plan) => Ok(plan),
+            Planned::Wants(_) => Err(Refusal::new(ErrorKind::Internal, "the request could not be prepared")),
+        }
+    }
+
+    async fn look(
+        &self,
+        path: ApiPath,
+        body: Bytes,
+        media: Option<media::Media>,
+        context: &Context,
+    ) -> Result<Planned, Refusal> {
         let busy = || Refusal::busy(ErrorKind::Busy, "too many requests are waiting; try again soon", context.turn);
         let slot = tokio::time::timeout(self.config.timeouts.queue, Arc::clone(&self.cpu).acquire_owned());
         let slot = slot.await.map_err(|_| busy())?.map_err(|_| busy())?;
-        let (workers, models, turn) = (Arc::clone(&self.workers), Arc::clone(&self.models), context.turn);
-        let embeddings = self.config.trust.client_embeddings;
-        let began = Instant::now();
+        let (planner, turn, began) = (Arc::clone(&self.planner), context.turn, Instant::now());
         let planned = tokio::task::spawn_blocking(move || {
-            let planned = plan::plan(&workers, &models, path, &body, turn, embeddings);
+            let planned = planner.plan(path, &body, turn, media);
             drop(slot);
             planned
         });

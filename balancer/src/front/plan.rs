@@ -1,12 +1,15 @@
 //! From a body to a pool and a prediction. CPU work: runs on the blocking pool.
 
+use std::sync::Arc;
 use std::time::Instant;
 
+use bytes::Bytes;
 use fovea_balancer_core::choose::Mode;
 use fovea_balancer_core::fleet::{Resolved, Served};
 use fovea_gossip::preamble::{self, Preamble};
-use fovea_kv::BlockSize;
+use fovea_kv::{BlockSize, MediaId};
 
+use super::media::Media;
 use super::refusal::Refusal;
 use crate::metrics::{ErrorKind, Outcome};
 use crate::models::Models;
@@ -23,6 +26,10 @@ pub struct Plan {
     images: Vec<(u32, u32)>,
     /// Tokens of the whole prompt; a guess where it is not known to its end.
     load_tokens: u32,
+    /// Name of the first image where its bytes were not read: equal images still meet.
+    affinity: Option<MediaId>,
+    /// The body for the sidecar, where it is not the client's: fetched images stand in it.
+    pub body: Option<Bytes>,
 }
 
 /// What remains of a plan while its answer streams: a plan takes several times the memory of a long prompt, and streams are many.
@@ -37,51 +44,72 @@ pub struct Told {
     pub view: String,
 }
 
-/// Finds the pool for `body` and predicts what its engines will cache.
-///
-/// # Errors
-/// For a body no engine would take, an unknown model, or a model without a ready worker.
-pub fn plan(
-    workers: &Workers,
-    models: &Models,
-    path: ApiPath,
-    body: &[u8],
-    turn: u64,
-    embeddings_allowed: bool,
-) -> Result<Plan, Refusal> {
-    let request = Request::parse(path, body)?;
-    if let Some(hazard) = request.hazard(embeddings_allowed) {
-        let param = Some(hazard.field());
-        return Err(Refusal { param, ..Refusal::new(ErrorKind::BadRequest, hazard.to_string()) });
+/// What a plan is made from besides the request.
+pub struct Planner {
+    pub workers: Arc<Workers>,
+    pub models: Arc<Models>,
+    /// Clients may send embeddings.
+    pub embeddings_allowed: bool,
+    /// Images given by URL can be fetched.
+    pub fetches: bool,
+}
+
+/// A plan, or what it needs first.
+pub enum Planned {
+    Ready(Box<Plan>),
+    /// Images to be fetched, by place among the media parts.
+    Wants(Vec<(usize, String)>),
+}
+
+impl Planner {
+    /// Finds the pool for `body` and predicts what its engines will cache. `media` = what was fetched for an earlier [`Planned::Wants`].
+    ///
+    /// # Errors
+    /// For a body no engine would take, an unknown model, or a model without a ready worker.
+    pub fn plan(&self, path: ApiPath, body: &[u8], turn: u64, media: Option<Media>) -> Result<Planned, Refusal> {
+        let request = Request::parse(path, body)?;
+        if let Some(hazard) = request.hazard(self.embeddings_allowed) {
+            let param = Some(hazard.field());
+            return Err(Refusal { param, ..Refusal::new(ErrorKind::BadRequest, hazard.to_string()) });
+        }
+        let model = request.model();
+        if model.is_empty() {
+            let message = "`model` is missing; GET /v1/models lists the models served here";
+            return Err(Refusal { param: Some("model"), ..Refusal::new(ErrorKind::BadRequest, message) });
+        }
+        let (pool, served, base_names) = match self.workers.resolve(model, Instant::now()) {
+            Resolved::Pool { pool, served, base_names } => (pool, served, base_names),
+            Resolved::Unknown if self.models.declares(model) => return Err(no_worker(turn)),
+            Resolved::Unknown => return Err(Refusal::unknown_model(model)),
+            Resolved::NoneReady => return Err(no_worker(turn)),
+        };
+        let guess = request.guessed_tokens(body.len());
+        let Some(preparer) = self.models.find(&base_names, &pool.facts.engine) else {
+            let prepared = prepare::unprepared(&request);
+            let plan = Plan { pool, prepared, images: Vec::new(), load_tokens: guess, affinity: None, body: None };
+            return Ok(Planned::Ready(Box::new(plan)));
+        };
+        let urls = request.image_urls();
+        if media.is_none() && self.fetches && preparer.predicts_images() && !urls.is_empty() {
+            return Ok(Planned::Wants(urls.into_iter().map(|(place, url)| (place, url.to_owned())).collect()));
+        }
+        let media = media.unwrap_or_default();
+        let lora = if served == Served::Lora { model } else { "" };
+        let known = BlockSize::new(pool.facts.block_size);
+        let block_size = known.or(BlockSize::new(ANY_BLOCK_TOKENS)).expect("ANY_BLOCK_TOKENS is not 0");
+        let target = Target { engine: &pool.facts.engine, block_size, lora, media: &media.source };
+        let (mut prepared, body) = preparer.prepare_body(&request, target, body);
+        if known.is_none() {
+            prepared = prepared.without_hashes("block_size_unknown");
+        }
+        let images = prepared.preamble.spans.iter().map(|&(start, len, _)| (start, len)).collect();
+        let load_tokens = match prepared.view {
+            ViewKind::Exact => prepared.prompt_tokens,
+            ViewKind::Prefix { .. } | ViewKind::None { .. } => prepared.prompt_tokens.max(guess),
+        };
+        let body = body.map(Bytes::from);
+        Ok(Planned::Ready(Box::new(Plan { pool, prepared, images, load_tokens, affinity: media.affinity, body })))
     }
-    let model = request.model();
-    if model.is_empty() {
-        let message = "`model` is missing; GET /v1/models lists the models served here";
-        return Err(Refusal { param: Some("model"), ..Refusal::new(ErrorKind::BadRequest, message) });
-    }
-    let (pool, served, base_names) = match workers.resolve(model, Instant::now()) {
-        Resolved::Pool { pool, served, base_names } => (pool, served, base_names),
-        Resolved::Unknown if models.declares(model) => return Err(no_worker(turn)),
-        Resolved::Unknown => return Err(Refusal::unknown_model(model)),
-        Resolved::NoneReady => return Err(no_worker(turn)),
-    };
-    let guess = request.guessed_tokens(body.len());
-    let Some(preparer) = models.find(&base_names, &pool.facts.engine) else {
-        return Ok(Plan { pool, prepared: prepare::unprepared(&request), images: Vec::new(), load_tokens: guess });
-    };
-    let lora = if served == Served::Lora { model } else { "" };
-    let known = BlockSize::new(pool.facts.block_size);
-    let block_size = known.or(BlockSize::new(ANY_BLOCK_TOKENS)).expect("ANY_BLOCK_TOKENS is not 0");
-    let mut prepared = preparer.prepare(&request, Target { engine: &pool.facts.engine, block_size, lora });
-    if known.is_none() {
-        prepared = prepared.without_hashes("block_size_unknown");
-    }
-    let images = prepared.preamble.spans.iter().map(|&(start, len, _)| (start, len)).collect();
-    let load_tokens = match prepared.view {
-        ViewKind::Exact => prepared.prompt_tokens,
-        ViewKind::Prefix { .. } | ViewKind::None { .. } => prepared.prompt_tokens.max(guess),
-    };
-    Ok(Plan { pool, prepared, images, load_tokens })
 }
 
 /// No worker of the model takes requests.
@@ -101,7 +129,9 @@ impl Plan {
                 .preamble
                 .spans
                 .first()
-                .and_then(|(_, _, id)| id.0.first_chunk::<8>().copied())
+                .map(|(_, _, id)| *id)
+                .or(self.affinity)
+                .and_then(|id| id.0.first_chunk::<8>().copied())
                 .map(u64::from_le_bytes),
             session: prepared.session,
         }

@@ -33,7 +33,7 @@ impl Refusal {
 
     pub fn status(&self) -> u16 {
         match self.kind {
-            ErrorKind::BadRequest => 400,
+            ErrorKind::BadRequest | ErrorKind::Media => 400,
             ErrorKind::NotFound | ErrorKind::UnknownModel => 404,
             ErrorKind::MethodNotAllowed => 405,
             ErrorKind::BodyTimeout => 408,
@@ -63,6 +63,7 @@ impl Refusal {
             ErrorKind::NotFound => "not_found",
             ErrorKind::MethodNotAllowed => "method_not_allowed",
             ErrorKind::BadRequest => "bad_request",
+            ErrorKind::Media => "media",
             _ => "upstream_error",
         };
         let error = serde_json::json!({"message": self.message, "type": kind, "param": self.param, "code": code});

@@ -1,19 +1,37 @@
 //! `/v1/chat/completions`: template, tokens, images into their placeholders.
 
+use std::borrow::Cow;
+use std::ops::Range;
+
 use fovea_gossip::preamble::Identity;
 use fovea_kv::{MediaId, RoutingView};
 use fovea_media::expand::{self, Item};
-use fovea_media::family::Shape;
+use fovea_media::family::{Shape, VisionModel};
+use fovea_media::identity::{Options, Source, vllm_item_id};
 use fovea_openai::{ChatRequest, MediaKind, MediaPart};
 use fovea_prompt::{ChatInput, Placeholders, clock};
+use serde_json::{Map, Value};
 
 use super::image::Facts;
 use super::view::{hash, of_tokens};
 use super::{ClientUuid, Media, Prepared, Preparer, Target, ViewKind};
 
+/// Options of `media_io_kwargs.image` that change the identity alone, not the count.
+const IMAGE_IO_OPTIONS: [&str; 1] = ["rgba_background_color"];
+
+/// One request on its way.
+struct Chat<'a> {
+    model: &'a Preparer,
+    request: &'a ChatRequest<'a>,
+    target: Target<'a>,
+    /// The image rule under the request's own options; the reason why there is none.
+    vision: Result<Cow<'a, VisionModel>, &'static str>,
+}
+
 /// An image with everything that its expansion needs.
 struct Known {
     facts: Facts,
+    /// As the engine keys it.
     id: MediaId,
     /// As the engine measures it.
     size: (u32, u32),
@@ -30,37 +48,51 @@ struct Seen {
 }
 
 impl Preparer {
-    pub(super) fn chat(&self, request: &ChatRequest<'_>, target: Target<'_>) -> Prepared {
-        let all: Vec<_> = request.media.iter().map(|part| self.look_at(part, request, target)).collect();
-        let (identities, cuts) = self.edits(request, &all);
-        let prepared = self.predict(request, all, target);
-        prepared.unwrap_or_else(|reason| Prepared::unknown(&request.common, reason)).with_edits(identities, cuts)
+    pub(super) fn chat<'a>(&'a self, request: &'a ChatRequest<'a>, target: Target<'a>) -> Prepared {
+        let vision = self.vision_under(&request.common.mm_processor_kwargs);
+        Chat { model: self, request, target, vision }.prepare()
+    }
+
+    /// The image rule under a request's `mm_processor_kwargs`.
+    fn vision_under(&self, kwargs: &Map<String, Value>) -> Result<Cow<'_, VisionModel>, &'static str> {
+        if kwargs.is_empty() {
+            return self.vision.as_ref().map(Cow::Borrowed).ok_or("images of an unknown model family");
+        }
+        self.files.vision(&self.prompt, Some(&Value::Object(kwargs.clone()))).map(Cow::Owned).map_err(|error| {
+            tracing::debug!(%error, "request options are not predicted");
+            "request processor kwargs"
+        })
+    }
+}
+
+impl Chat<'_> {
+    fn prepare(&self) -> Prepared {
+        let all: Vec<_> = self.request.media.iter().map(|part| self.look_at(part)).collect();
+        let (identities, cuts) = self.edits(&all);
+        let prepared = self.predict(all);
+        prepared.unwrap_or_else(|reason| Prepared::unknown(&self.request.common, reason)).with_edits(identities, cuts)
     }
 
     /// The prediction, or why there is none at all.
-    fn predict(
-        &self,
-        request: &ChatRequest<'_>,
-        all: Vec<Result<Known, &'static str>>,
-        target: Target<'_>,
-    ) -> Result<Prepared, &'static str> {
-        let common = &request.common;
+    fn predict(&self, all: Vec<Result<Known, &'static str>>) -> Result<Prepared, &'static str> {
+        let common = &self.request.common;
         if common.truncate_prompt_tokens {
             return Err("truncate_prompt_tokens");
         }
-        let tokens = self.tokens(request)?;
-        let seen = Seen::until_unknown(request, all);
+        let tokens = self.tokens()?;
+        let seen = Seen::until_unknown(self.request, all);
         let (view, media, kind) = self.view(&tokens, &seen)?;
         let salt = common.cache_salt.as_deref().unwrap_or_default();
         let mut hashes = Vec::new();
-        hash(&view, target.block_size, target.lora, salt, &mut hashes);
+        hash(&view, self.target.block_size, self.target.lora, salt, &mut hashes);
         let mut prepared = Prepared::unknown(common, "").with_view(kind, &view, hashes);
         prepared.media = media;
         Ok(prepared)
     }
 
     /// Token ids of the prompt before expansion.
-    fn tokens(&self, request: &ChatRequest<'_>) -> Result<Vec<u32>, &'static str> {
+    fn tokens(&self) -> Result<Vec<u32>, &'static str> {
+        let request = self.request;
         let images = request.media.iter().filter(|part| part.kind == MediaKind::Image).count();
         let image_text = self.vision.as_ref().map_or(Some(""), |vision| vision.image_text(images));
         let input = ChatInput {
@@ -75,29 +107,29 @@ impl Preparer {
             placeholders: Placeholders { image: image_text.ok_or("numbered placeholders")?, ..Placeholders::default() },
             now: clock::local_now(),
         };
-        let text = self.prompt.render_chat(&input).map_err(|error| {
+        let prompt = &self.model.prompt;
+        let text = prompt.render_chat(&input).map_err(|error| {
             tracing::debug!(%error, "chat cannot be rendered");
             "template"
         })?;
         let mut tokens = Vec::with_capacity(text.len() / 3);
         // Chat templates write the model's special tokens themselves: vLLM adds none unless asked.
-        self.prompt
-            .encode(&text, request.common.add_special_tokens.unwrap_or(false), &mut tokens)
-            .map_err(|_| "tokenizer")?;
+        let add_special_tokens = request.common.add_special_tokens.unwrap_or(false);
+        prompt.encode(&text, add_special_tokens, &mut tokens).map_err(|_| "tokenizer")?;
         Ok(tokens)
     }
 
     /// The expanded view, images with their places, and how far it holds.
     fn view(&self, tokens: &[u32], seen: &Seen) -> Result<(RoutingView, Vec<Media>, ViewKind), &'static str> {
+        let vision = self.vision.as_deref().ok();
         let (tokens, kind) = match seen.reason {
             None => (tokens, ViewKind::Exact),
             Some(reason) => {
-                let vision = self.vision.as_ref();
-                let end = self.placeholders.end(tokens, seen.known.len(), &seen.left, vision).ok_or(reason)?;
+                let end = self.model.placeholders.end(tokens, seen.known.len(), &seen.left, vision).ok_or(reason)?;
                 (&tokens[..end], ViewKind::Prefix { reason })
             }
         };
-        let Some(vision) = self.vision.as_ref() else { return Ok((of_tokens(tokens), Vec::new(), kind)) };
+        let Some(vision) = vision else { return Ok((of_tokens(tokens), Vec::new(), kind)) };
         let item = |known: &Known| Item { id: known.id, shape: known.shape.clone() };
         let items: Vec<_> = seen.known.iter().map(item).collect();
         let expand = if kind == ViewKind::Exact { expand::expand } else { expand::expand_prefix };
@@ -110,45 +142,47 @@ impl Preparer {
         Ok((expansion.view, media, kind))
     }
 
-    fn look_at(
-        &self,
-        part: &MediaPart<'_>,
-        request: &ChatRequest<'_>,
-        target: Target<'_>,
-    ) -> Result<Known, &'static str> {
-        if !request.common.mm_processor_kwargs.is_empty() || !request.common.media_io_kwargs.is_empty() {
-            return Err("request processor kwargs");
-        }
-        let facts = self.images.look_at(part, &target.engine.engine_model)?;
-        let vision = self.vision.as_ref().ok_or("images of an unknown model family")?;
-        let size = if target.engine.exif { facts.upright } else { facts.stored };
+    fn look_at(&self, part: &MediaPart<'_>) -> Result<Known, &'static str> {
+        let (engine, options) = (self.target.engine, self.options()?);
+        let facts = self.target.media.look_at(part, options, &engine.engine_model)?;
+        let vision = self.vision.as_ref().map_err(|reason| *reason)?;
+        let size = if engine.exif { facts.upright } else { facts.stored };
         let shape = vision.measure(size.0, size.1).map_err(|_| "engine_refuses")?;
-        let id = match &part.uuid {
-            Some(uuid) if self.client_uuid == ClientUuid::Keep => MediaId::from_engine_id(uuid),
-            _ => facts.id,
+        let under = |uuid: &str| vllm_item_id(Source::Uuid(uuid), options, &engine.engine_model);
+        let id = match (self.model.client_uuid, &part.uuid) {
+            (ClientUuid::Keep, Some(uuid)) => under(uuid),
+            (ClientUuid::Replace, _) if facts.travels => under(&facts.content.to_string()),
+            _ => facts.unnamed,
         };
         Ok(Known { facts, id, size, shape })
     }
 
+    /// Options of the request that enter identities.
+    fn options(&self) -> Result<Options<'_>, &'static str> {
+        let common = &self.request.common;
+        let media_io = match common.media_io_kwargs.get("image") {
+            None => None,
+            Some(Value::Object(map)) if map.keys().all(|key| IMAGE_IO_OPTIONS.contains(&key.as_str())) => Some(map),
+            Some(_) => return Err("request media kwargs"),
+        };
+        Ok(Options { mm_processor: Some(&common.mm_processor_kwargs), media_io })
+    }
+
     /// Identities for the parts whose bytes travel along; cuts of what clients must not set.
-    fn edits(
-        &self,
-        request: &ChatRequest<'_>,
-        all: &[Result<Known, &'static str>],
-    ) -> (Vec<Identity>, Vec<std::ops::Range<usize>>) {
-        let (mut identities, mut cuts) = (Vec::new(), request.common.cuts.clone());
-        for (part, known) in request.media.iter().zip(all) {
-            if self.client_uuid == ClientUuid::Keep && part.uuid.is_some() {
-                continue;
-            }
+    fn edits(&self, all: &[Result<Known, &'static str>]) -> (Vec<Identity>, Vec<Range<usize>>) {
+        let (mut identities, mut cuts) = (Vec::new(), self.request.common.cuts.clone());
+        if self.model.client_uuid == ClientUuid::Keep {
+            return (identities, cuts);
+        }
+        for (part, known) in self.request.media.iter().zip(all) {
             cuts.extend(part.uuid_cut.clone());
-            if let Ok(known) = known
-                && known.facts.inline
+            if let Ok(Known { facts, shape, .. }) = known
+                && facts.travels
             {
                 identities.push(Identity {
                     insert_at: part.insert_at as u64,
-                    id: known.id,
-                    tokens: known.shape.tokens(),
+                    id: facts.content,
+                    tokens: shape.tokens(),
                 });
             }
         }

@@ -2,15 +2,14 @@
 //!
 //! Inline images are decoded and hashed each time: 0.2 ms for 640 kB. Only a cryptographic hash of the text could be the key of a
 //! memory of them, and costs as much: with any other, a client could give one image's identity to another.
-//! Only inline (`data:`) images have bytes here. An http(s) image is left to the engine, unless a local folder stands in for the web
-//! (`explain` on captures).
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 
 use bytes::Bytes;
 use fovea_kv::MediaId;
-use fovea_media::{data_url, header, identity};
+use fovea_media::identity::{Options, Source, vllm_image_id, vllm_item_id};
+use fovea_media::{data_url, header};
 use fovea_openai::{MediaKind, MediaPart};
 
 /// Where bytes of http(s) images come from.
@@ -22,23 +21,35 @@ pub enum MediaSource {
     /// A folder whose files stand in for URLs with the same last path segment.
     Folder(PathBuf),
     /// Fetched before, by URL as the request has it; or why not.
-    Fetched(HashMap<String, Result<Bytes, &'static str>>),
+    Fetched {
+        files: HashMap<String, Result<Bytes, &'static str>>,
+        /// They are passed on inline, in place of their URLs; otherwise the engine fetches them once more.
+        inline: bool,
+    },
 }
 
 /// What is known of one image.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Facts {
-    pub id: MediaId,
+    /// Identity of the bytes: what is set as uuid where they travel along.
+    pub content: MediaId,
+    /// As the engine keys it when no uuid is set, under the request's options.
+    pub unnamed: MediaId,
     /// As stored, then upright, (width, height) in pixels.
     pub stored: (u32, u32),
     pub upright: (u32, u32),
-    /// The bytes travel in the request.
-    pub inline: bool,
+    /// The bytes travel in the request to the engine.
+    pub travels: bool,
 }
 
 impl MediaSource {
     /// What is known of an image part, or why nothing is.
-    pub(super) fn look_at(&self, part: &MediaPart<'_>, engine_model: &str) -> Result<Facts, &'static str> {
+    pub(super) fn look_at(
+        &self,
+        part: &MediaPart<'_>,
+        options: Options<'_>,
+        engine_model: &str,
+    ) -> Result<Facts, &'static str> {
         match part.kind {
             MediaKind::Image => {}
             MediaKind::Video => return Err("video"),
@@ -46,9 +57,10 @@ impl MediaSource {
             MediaKind::Embedding | MediaKind::PromptEmbedding => return Err("embeddings"),
         }
         let Some(url) = part.url.as_deref() else { return Err("null image") };
+        let facts = |bytes: &[u8], travels| facts(bytes, options, engine_model, travels);
         if data_url::is_data_url(url) {
             let bytes = data_url::decode(url).map_err(|_| "image data that an engine would refuse")?;
-            return facts(&bytes, engine_model, true);
+            return facts(&bytes, true);
         }
         match self {
             Self::EngineOnly => Err("image left to the engine"),
@@ -56,11 +68,10 @@ impl MediaSource {
                 let path = url.split(['?', '#']).next().unwrap_or_default();
                 let name = path.rsplit('/').next().filter(|name| !name.is_empty() && *name != "..");
                 let file = folder.join(name.ok_or("url without a file name")?);
-                let bytes = std::fs::read(file).map_err(|_| "image not in the media folder")?;
-                facts(&bytes, engine_model, false)
+                facts(&std::fs::read(file).map_err(|_| "image not in the media folder")?, false)
             }
-            Self::Fetched(files) => match files.get(url) {
-                Some(Ok(bytes)) => facts(bytes, engine_model, false),
+            Self::Fetched { files, inline } => match files.get(url) {
+                Some(Ok(bytes)) => facts(bytes, *inline),
                 Some(Err(reason)) => Err(reason),
                 None => Err("image not fetched"),
             },
@@ -68,8 +79,12 @@ impl MediaSource {
     }
 }
 
-fn facts(bytes: &[u8], engine_model: &str, inline: bool) -> Result<Facts, &'static str> {
+fn facts(bytes: &[u8], options: Options<'_>, engine_model: &str, travels: bool) -> Result<Facts, &'static str> {
     let header = header::read(bytes).map_err(|_| "image of unknown format or size")?;
-    let id = identity::vllm_image_id(bytes, header.converted, engine_model);
-    Ok(Facts { id, stored: (header.width, header.height), upright: header.upright(), inline })
+    let content = vllm_image_id(bytes, header.converted, engine_model);
+    let unnamed = match options.is_empty() {
+        true => content,
+        false => vllm_item_id(Source::File { bytes, converted: header.converted }, options, engine_model),
+    };
+    Ok(Facts { content, unnamed, stored: (header.width, header.height), upright: header.upright(), travels })
 }

@@ -6,7 +6,9 @@
 mod chat;
 mod completion;
 mod error;
+mod files;
 mod image;
+mod inline;
 mod view;
 
 use std::path::Path;
@@ -15,12 +17,13 @@ use fovea_gossip::message::EngineFacts;
 use fovea_gossip::preamble::Preamble;
 use fovea_kv::{BlockSize, MediaId, SequenceHash};
 use fovea_media::data_url;
-use fovea_media::family::{ModelFiles, VisionModel};
+use fovea_media::family::VisionModel;
 use fovea_openai::{ChatRequest, Common, CompletionRequest, Hazard, MediaKind, MediaPart};
 use fovea_prompt::PromptModel;
 use xxhash_rust::xxh3::xxh3_64;
 
 pub use error::{LoadError, PrepareError};
+use files::Files;
 pub use image::MediaSource;
 
 /// Bytes of text in one token, and tokens of one image: rough means, for guesses.
@@ -179,6 +182,8 @@ pub struct Target<'a> {
     pub block_size: BlockSize,
     /// Adapter that the request asks for; "" = the base model.
     pub lora: &'a str,
+    /// Bytes of images given by URL.
+    pub media: &'a MediaSource,
 }
 
 /// What becomes of uuids that clients send.
@@ -187,7 +192,7 @@ pub enum ClientUuid {
     /// Replaced by the content's own identity.
     #[default]
     Replace,
-    /// Taken as the identity. For trusted, single-tenant use: a uuid can read another client's image.
+    /// Taken as the identity, and parts without one get none. For trusted, single-tenant use: a uuid can read another client's image.
     Keep,
 }
 
@@ -196,8 +201,8 @@ pub struct Preparer {
     prompt: PromptModel,
     /// `None` for a text model, or one whose images cannot be predicted: the view then ends at the first image.
     vision: Option<VisionModel>,
+    files: Files,
     placeholders: view::Placeholders,
-    images: MediaSource,
     client_uuid: ClientUuid,
 }
 
@@ -206,29 +211,32 @@ impl Preparer {
     ///
     /// # Errors
     /// When a file that every model has is missing or damaged. An unknown family is no error: its images end the view.
-    pub fn load(dir: &Path, media: MediaSource, client_uuid: ClientUuid) -> Result<Self, LoadError> {
-        let config = error::read_json(&dir.join("config.json"))?;
-        let optional = |name| {
-            let path = dir.join(name);
-            path.exists().then(|| error::read_json(&path)).transpose()
-        };
-        let (preprocessor, processor) = (optional("preprocessor_config.json")?, optional("processor_config.json")?);
+    pub fn load(dir: &Path, client_uuid: ClientUuid) -> Result<Self, LoadError> {
+        let files = Files::read(dir)?;
         let prompt = PromptModel::load(dir)?;
-        let files = ModelFiles {
-            config: &config,
-            preprocessor: preprocessor.as_ref(),
-            processor: processor.as_ref(),
-            kwargs: None,
-        };
-        let encode = |text: &str| {
-            let mut ids = Vec::new();
-            prompt.encode(text, false, &mut ids).ok().map(|()| ids)
-        };
-        let vision = VisionModel::from_files(&files, encode)
+        let vision = files
+            .vision(&prompt, None)
             .inspect_err(|error| tracing::info!(dir = %dir.display(), %error, "images of this model are not predicted"))
             .ok();
-        let placeholders = view::Placeholders::new(&config);
-        Ok(Self { prompt, vision, placeholders, images: media, client_uuid })
+        let placeholders = view::Placeholders::new(&files.config);
+        Ok(Self { prompt, vision, files, placeholders, client_uuid })
+    }
+
+    /// Images of this model are worth fetching: they can be predicted.
+    pub fn predicts_images(&self) -> bool {
+        self.vision.is_some()
+    }
+
+    /// As [`prepare`](Self::prepare), with fetched images put into the body where the source says so. `None` = the body stays as it is.
+    pub fn prepare_body(&self, request: &Request<'_>, target: Target<'_>, body: &[u8]) -> (Prepared, Option<Vec<u8>>) {
+        let mut prepared = self.prepare(request, target);
+        let body = match target.media {
+            MediaSource::Fetched { files, inline: true } => {
+                inline::inline(body, request.media(), files, &mut prepared.preamble)
+            }
+            _ => None,
+        };
+        (prepared, body)
     }
 
     /// What a request means to engines like `target`. Whatever cannot be told ends the view.

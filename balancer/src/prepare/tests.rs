@@ -23,10 +23,13 @@ fn engine(max_model_len: u32) -> EngineFacts {
 }
 
 fn prepare(path: ApiPath, body: &Value, max_model_len: u32) -> Prepared {
-    let preparer = Preparer::load(Path::new(MODEL), MediaSource::EngineOnly, ClientUuid::Replace).unwrap();
+    let preparer = Preparer::load(Path::new(MODEL), ClientUuid::Replace).unwrap();
     let (body, engine) = (body.to_string(), engine(max_model_len));
     let request = Request::parse(path, body.as_bytes()).unwrap();
-    preparer.prepare(&request, Target { engine: &engine, block_size: BlockSize::new(1).unwrap(), lora: "" })
+    preparer.prepare(
+        &request,
+        Target { engine: &engine, block_size: BlockSize::new(1).unwrap(), lora: "", media: &MediaSource::EngineOnly },
+    )
 }
 
 fn image() -> Value {
@@ -105,4 +108,73 @@ fn guesses_count_text_and_media_but_no_image_bytes() {
     let url = format!("data:image/png;base64,{}", "A".repeat(40_000));
     let image = json!({"messages": [{"role": "user", "content": [{"image_url": url}]}]}).to_string();
     assert!((1024..1060).contains(&guess(&image)), "{}", guess(&image));
+}
+
+/// Every request in the capture of an engine that trusts request options gives the engine's own blocks and count.
+#[test]
+fn request_options_are_predicted_as_captured() {
+    let capture = include_str!("../../../tests/vectors/vllm/bytes_kwargs.jsonl");
+    let preparer = Preparer::load(Path::new(MODEL), ClientUuid::Keep).unwrap();
+    let engine = EngineFacts { engine_model: "./tiny-qwen3-vl".to_owned(), ..engine(0) };
+    let mut compared = 0;
+    for line in capture.lines() {
+        let record: Value = serde_json::from_str(line).unwrap();
+        let body = record["request"].to_string();
+        let request = Request::parse(ApiPath::ChatCompletions, body.as_bytes()).unwrap();
+        let (block_size, media) = (BlockSize::new(32).unwrap(), &MediaSource::EngineOnly);
+        let prepared = preparer.prepare(&request, Target { engine: &engine, block_size, lora: "", media });
+        assert_eq!(prepared.view, ViewKind::Exact, "{}", record["name"]);
+        assert_eq!(u64::from(prepared.prompt_tokens), record["usage"]["prompt_tokens"].as_u64().unwrap());
+        let (id, place) =
+            (&record["render"]["mm_hashes"]["image"][0], &record["render"]["mm_placeholders"]["image"][0]);
+        assert_eq!(prepared.media[0].id.to_string(), id.as_str().unwrap(), "{}", record["name"]);
+        let placed = (prepared.media[0].start, prepared.media[0].tokens);
+        assert_eq!(placed, (place["offset"].as_u64().unwrap() as u32, place["length"].as_u64().unwrap() as u32));
+        compared += 1;
+    }
+    assert_eq!(compared, 4);
+}
+
+/// What a sidecar would send to its engine.
+fn edited(body: &[u8], preamble: &Preamble) -> Value {
+    let cuts = preamble.cuts.iter().map(|&(at, len)| at as usize..(at + len) as usize);
+    let inserts =
+        preamble.identities.iter().map(|i| (i.insert_at as usize, format!("\"uuid\":\"{}\",", i.id).into_bytes()));
+    let edits = fovea_openai::edit::Edits::new(cuts, inserts).unwrap();
+    serde_json::from_slice(&edits.apply(body)).unwrap()
+}
+
+#[test]
+fn fetched_images_stand_in_the_body_with_their_identities() {
+    let preparer = Preparer::load(Path::new(MODEL), ClientUuid::Replace).unwrap();
+    let png = fovea_media::data_url::decode(IMAGE).unwrap();
+    let parts = json!([
+        {"uuid": "x", "type": "image_url", "image_url": {"url": "https://h/a.png", "detail": "low"}},
+        {"type": "image_url", "image_url": {"url": IMAGE}, "uuid": "y"},
+        {"type": "image_url", "image_url": "https://h/b.png"},
+    ]);
+    let body =
+        json!({"messages": [{"role": "user", "content": parts}], "vllm_xargs": {"kv_cache_report_mode": "full"}})
+            .to_string();
+    let request = Request::parse(ApiPath::ChatCompletions, body.as_bytes()).unwrap();
+    let file = |name: &str| (format!("https://h/{name}.png"), Ok(png.clone().into()));
+    let (engine, block_size) = (engine(0), BlockSize::new(4).unwrap());
+    for inline in [true, false] {
+        let media = &MediaSource::Fetched { files: [file("a"), file("b")].into(), inline };
+        let target = Target { engine: &engine, block_size, lora: "", media };
+        let (prepared, replaced) = preparer.prepare_body(&request, target, body.as_bytes());
+        assert_eq!((&prepared.view, prepared.media.len(), replaced.is_some()), (&ViewKind::Exact, 3, inline));
+        // Equal bytes are one image, wherever they came from.
+        assert!(prepared.media.iter().all(|media| media.id == prepared.media[0].id));
+        let sent = edited(replaced.as_deref().unwrap_or(body.as_bytes()), &prepared.preamble);
+        assert_eq!(sent["vllm_xargs"], json!({}));
+        let content = sent["messages"][0]["content"].as_array().unwrap();
+        for (i, part) in content.iter().enumerate() {
+            let url = part["image_url"]["url"].as_str().or(part["image_url"].as_str()).unwrap();
+            let travels = inline || i == 1;
+            assert_eq!(fovea_media::data_url::decode(url).is_ok_and(|bytes| bytes == png), travels, "part {i}");
+            let id = prepared.media[0].id.to_string();
+            assert_eq!(part["uuid"], if travels { json!(id) } else { Value::Null }, "part {i}");
+        }
+    }
 }

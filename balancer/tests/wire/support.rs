@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fovea_balancer::config::BalancerConfig;
+use fovea_balancer::fetch::Fetcher;
 use fovea_balancer::front::{self, Front};
 use fovea_balancer::metrics::Metrics;
 use fovea_balancer::models::Models;
@@ -46,7 +47,9 @@ pub async fn balancer(config: &str) -> Balancer {
         config.limits.sync_streams_max,
         shutdown.clone(),
     ));
-    let front = Front::new(config, None, Arc::clone(&workers), Arc::new(models), metrics, shutdown.token());
+    let fetcher = Fetcher::new(&config.media, metrics.media.clone()).unwrap();
+    let token = shutdown.token();
+    let front = Front::new(config, None, Arc::clone(&workers), Arc::new(models), fetcher, metrics, token);
     tokio::spawn(front::serve(http, Arc::new(front), shutdown.clone()));
     Balancer { http: http_at, sync: sync_at, workers, shutdown, registry }
 }

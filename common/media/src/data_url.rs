@@ -1,5 +1,7 @@
 //! `data:` URLs as vLLM reads them: `data:[<type>][;<parameter>]*;base64,<data>`, base64 strict (`validate=True`).
 
+use crate::header::Format;
+
 /// Why a URL is no usable `data:` URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DataUrlError {
@@ -31,6 +33,23 @@ pub fn decode(url: &str) -> Result<Vec<u8>, DataUrlError> {
         return Err(DataUrlError::Encoding);
     }
     base64(data.as_bytes()).ok_or(DataUrlError::Base64)
+}
+
+/// A `data:` URL of an image file; its type is that of the bytes, as far as they tell.
+pub fn encode(bytes: &[u8]) -> String {
+    let kind = match crate::header::format(bytes) {
+        Some(Format::Avif) => "image/avif",
+        Some(Format::Bmp) => "image/bmp",
+        Some(Format::Gif) => "image/gif",
+        Some(Format::Jpeg) => "image/jpeg",
+        Some(Format::Png) => "image/png",
+        Some(Format::Tiff) => "image/tiff",
+        Some(Format::WebP) => "image/webp",
+        _ => "application/octet-stream",
+    };
+    let mut url = format!("data:{kind};base64,");
+    base64_simd::STANDARD.encode_append(bytes, &mut url);
+    url
 }
 
 /// Strict base64, except that the unused bits of the last digit may be set, which pybase64 allows.

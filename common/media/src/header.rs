@@ -80,7 +80,7 @@ pub enum HeaderError {
 /// # Errors
 /// When the format is unknown, or the header is damaged or of a kind whose size or pixel mode cannot be told.
 pub fn read(bytes: &[u8]) -> Result<ImageHeader, HeaderError> {
-    let format = sniff(bytes).ok_or(HeaderError::Unknown)?;
+    let format = format(bytes).ok_or(HeaderError::Unknown)?;
     let seen = match format {
         Format::Avif => avif::read(bytes),
         Format::Bmp => bmp::read(bytes),
@@ -128,7 +128,7 @@ enum Problem {
 }
 
 /// Format by magic bytes. TGA has none: it is what is left when its fields make sense.
-fn sniff(bytes: &[u8]) -> Option<Format> {
+pub(crate) fn format(bytes: &[u8]) -> Option<Format> {
     let starts = |magic: &[u8]| bytes.starts_with(magic);
     Some(match bytes {
         _ if starts(b"\xff\xd8\xff") => Format::Jpeg,

@@ -27,7 +27,8 @@ pub struct Options<'a> {
 }
 
 impl Options<'_> {
-    fn is_empty(&self) -> bool {
+    /// Nothing that enters an id.
+    pub fn is_empty(&self) -> bool {
         self.mm_processor.is_none_or(Map::is_empty) && self.media_io.is_none_or(Map::is_empty)
     }
 }
