@@ -1,13 +1,13 @@
 //! One fetch: hop by hop through its redirects, to a file or a refusal.
 
-use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use http::header;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use super::client::{Answer, Conditions};
+use super::deadline::by;
 use super::error::{FetchError, Reason};
 use super::keep::{Entry, freshness, strong_tag};
 use super::url::Target;
@@ -23,11 +23,6 @@ enum Hop {
 enum Keep {
     Yes,
     No,
-}
-
-/// The result, or `late` when the deadline comes first.
-pub(super) async fn by<T>(deadline: Instant, late: Reason, work: impl Future<Output = T>) -> Result<T, Reason> {
-    timeout_at(deadline, work).await.map_err(|_| late)
 }
 
 /// Fetches `first`; `kept` is what an earlier fetch of the same left here.

@@ -7,6 +7,7 @@
 
 mod address;
 mod client;
+mod deadline;
 mod error;
 mod flight;
 mod gate;

@@ -10,9 +10,9 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::client::Answer;
+use super::deadline::by;
 use super::error::Reason;
 use super::gate::shrink;
-use super::hops::by;
 use super::{Fetched, HEAD_MAX, Inner, Source, Want};
 
 /// Longer files have their header read off the network's threads: a hostile one makes its reader see every byte.

@@ -5,6 +5,7 @@
 pub mod capture;
 pub mod client;
 mod fleet;
+pub mod origin;
 mod program;
 pub mod workload;
 

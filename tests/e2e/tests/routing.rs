@@ -89,7 +89,9 @@ async fn a_client_s_uuid_never_becomes_the_engine_s_identity() {
 
 #[tokio::test]
 async fn an_image_left_to_the_engine_ends_the_exact_view_there() {
-    let fleet = Fleet::start(FleetConfig::tiny(1, Mode::Precise)).await.unwrap();
+    let media = "media: {enabled: false}\n".to_owned();
+    let config = FleetConfig { balancer_extra: media, ..FleetConfig::tiny(1, Mode::Precise) };
+    let fleet = Fleet::start(config).await.unwrap();
     let system = json!({"role": "system", "content": words(1, 200)});
     // Nothing listens there: the engine itself answers 422, untouched.
     let user = json!({"role": "user", "content": [image_part("http://127.0.0.1:9/a.png"), text_part("What is it?")]});
