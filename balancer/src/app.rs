@@ -22,6 +22,7 @@ use crate::config::{BalancerConfig, Trust};
 use crate::fetch::{Fetcher, SetupError};
 use crate::front::{self, Front};
 use crate::metrics::{Metrics, StateLabels};
+use crate::models::pull::Puller;
 use crate::models::{ModelError, Models};
 use crate::sync;
 use crate::workers::Workers;
@@ -64,7 +65,7 @@ struct Listeners {
 /// When a model cannot be loaded or a port cannot be taken. Nothing serves before all of that went well.
 pub fn run(config: BalancerConfig) -> Result<(), AppError> {
     crate::memory::return_large_blocks();
-    let models = Models::load(&config.models)?;
+    let models = Models::load(&config)?;
     let key = key(&config.trust)?;
     let listeners = Listeners {
         http: bind("listen", config.listen)?,
@@ -115,6 +116,11 @@ async fn serve(
     let (drain, streams_max) = (config.timeouts.drain, config.limits.sync_streams_max);
     let fetcher = Fetcher::new(&config.media, metrics.media.clone())?;
     let (front_workers, models) = (Arc::clone(&workers), Arc::new(models));
+    if models.pulls() {
+        let (models, workers, pull_metrics) = (Arc::clone(&models), Arc::clone(&workers), metrics.models.clone());
+        let puller = Puller::new(models, workers, pull_metrics, key.clone(), config.timeouts.connect);
+        links.spawn(puller.run(links.token()));
+    }
     let front = Front::new(config, key, front_workers, models, fetcher, metrics.clone(), shutdown.token());
     let front = Arc::new(front);
 

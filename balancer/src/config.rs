@@ -23,8 +23,10 @@ pub struct BalancerConfig {
     pub admin: SocketAddr,
     /// Where sidecars connect; keep it away from clients.
     pub sync: SocketAddr,
-    /// Models whose tokenizer and template are at hand. Others are routed by load alone.
+    /// Models whose tokenizer and template are known. Others are routed by load alone.
     pub models: Vec<ModelConfig>,
+    /// Models without an entry are pulled from a worker, like entries without a directory.
+    pub models_from_workers: bool,
     pub mode: ModeConfig,
     pub limits: Limits,
     pub trust: Trust,
@@ -49,6 +51,7 @@ impl Default for BalancerConfig {
             admin: (Ipv4Addr::LOCALHOST, 8081).into(),
             sync: (Ipv4Addr::UNSPECIFIED, 7400).into(),
             models: Vec::new(),
+            models_from_workers: false,
             mode: ModeConfig::Precise,
             limits: Limits::default(),
             trust: Trust::default(),
@@ -104,13 +107,15 @@ pub struct Trust {
     pub client_embeddings: bool,
 }
 
-/// A model directory: `config.json`, `tokenizer.json`, `tokenizer_config.json`, chat template, preprocessor config.
+/// A model that is predicted.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
     /// A name under which engines serve the model.
     pub name: String,
-    pub dir: PathBuf,
+    /// Its directory: `config.json`, `tokenizer.json`, `tokenizer_config.json`, chat template, preprocessor config. None = these are
+    /// pulled from a worker.
+    pub dir: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -359,6 +364,7 @@ mod tests {
         check("models: [{name: m, dir: a}, {name: m, dir: b}]", "models[1].name: `m` stands twice");
         check("freshness: {stale_after: 9s}", "freshness.excluded_after");
         check("choose: {guard_factor: 0.5}", "choose.guard_factor: is 0.5");
+        check("models: [{name: m}]\nmodels_from_workers: true", "ok");
         check("limits: {index_entries_max: 0}", "limits.index_entries_max: is 0");
         check("media: {bytes_max: 1MiB}", "media.bytes_max: leaves no room beside the cache");
         check("media: {timeout: 0s}", "media.timeout: is 0");

@@ -11,6 +11,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::fetch::MediaMetrics;
+use crate::models::pull::PullMetrics;
 
 /// What decided where a request went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -128,6 +129,7 @@ pub struct Metrics {
     pub sync_ends: Family<EndLabels, Counter>,
     pub sync_resyncs: Counter,
     pub media: MediaMetrics,
+    pub models: PullMetrics,
 }
 
 /// 1 ms to 512 s.
@@ -164,6 +166,7 @@ impl Metrics {
             sync_ends: Family::default(),
             sync_resyncs: Counter::default(),
             media: MediaMetrics::register(registry),
+            models: PullMetrics::register(registry),
         };
         metrics.register_requests(registry);
         metrics.register_workers(registry);

@@ -79,6 +79,7 @@ impl App {
             },
             trust_loopback: config.trust.loopback,
             key,
+            model_dir: config.model.dir.clone(),
             forward: Forward {
                 client: engine.clone(),
                 target: Arc::new(target),

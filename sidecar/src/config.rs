@@ -83,6 +83,9 @@ pub struct ModelConfig {
     pub hybrid: bool,
     /// Images are transposed by EXIF orientation before they are measured.
     pub exif: bool,
+    /// The engine's model directory, whose tokenizer, template and configs balancers may read. None = `engine_model` where that is
+    /// an absolute path.
+    pub dir: Option<PathBuf>,
 }
 
 /// What is remembered of the engine's blocks.
@@ -222,6 +225,7 @@ impl Default for ModelConfig {
             capacity_blocks: 0,
             hybrid: false,
             exif: true,
+            dir: None,
         }
     }
 }

@@ -37,7 +37,7 @@ pub async fn balancer(config: &str) -> Balancer {
     let (http_at, sync_at) = (http.local_addr().unwrap(), sync.local_addr().unwrap());
     let (mut registry, shutdown) = (Registry::default(), Shutdown::new());
     let metrics = Metrics::register(&mut registry);
-    let models = Models::load(&config.models).unwrap();
+    let models = Models::load(&config).unwrap();
     let workers =
         Arc::new(Workers::new(config.freshness.into(), config.choose_settings(), config.limits.index_entries_max));
     tokio::spawn(sync::serve(

@@ -6,5 +6,6 @@
 pub mod codec;
 pub mod inbox;
 pub mod message;
+pub mod model_files;
 pub mod outbox;
 pub mod preamble;

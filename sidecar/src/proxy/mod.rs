@@ -7,6 +7,7 @@ pub mod answer;
 pub mod budget;
 pub mod forward;
 pub mod headers;
+pub mod model_files;
 pub mod paths;
 pub mod prepare;
 pub mod refusal;

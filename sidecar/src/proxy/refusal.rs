@@ -15,6 +15,14 @@ pub enum Refusal {
         fovea_gossip::preamble::HEADER
     )]
     PreambleNotTrusted,
+    #[error("model files are given to balancers only; set trust.loopback or trust.shared_key in sidecar.yaml")]
+    PeerNotTrusted,
+    #[error("the model directory is not known or lacks this file; set model.dir in sidecar.yaml")]
+    NoModelFile,
+    #[error("this file is longer than {limit} bytes, the most that is given")]
+    ModelFileTooLong { limit: u64 },
+    #[error("this model file cannot be read; may the sidecar read model.dir?")]
+    ModelFileUnreadable(#[source] std::io::Error),
     #[error("preamble: {problem}")]
     BadPreamble { problem: String },
     #[error("{problem}")]
@@ -50,6 +58,7 @@ pub enum Outcome {
     NotTrusted,
     BadPreamble,
     BadJson,
+    NoModelFile,
     Hazard,
     BodyTooLong,
     BodyTooSlow,
@@ -77,7 +86,8 @@ impl Refusal {
     pub fn outcome(&self) -> Outcome {
         match self {
             Self::PathNotAllowed => Outcome::NotAllowed,
-            Self::PreambleNotTrusted => Outcome::NotTrusted,
+            Self::PreambleNotTrusted | Self::PeerNotTrusted => Outcome::NotTrusted,
+            Self::NoModelFile | Self::ModelFileTooLong { .. } | Self::ModelFileUnreadable(_) => Outcome::NoModelFile,
             Self::BadPreamble { .. } => Outcome::BadPreamble,
             Self::BadJson { .. } => Outcome::BadJson,
             Self::Hazard(_) => Outcome::Hazard,
@@ -95,6 +105,10 @@ impl Refusal {
         match self {
             Self::PathNotAllowed => (StatusCode::FORBIDDEN, "path_not_allowed"),
             Self::PreambleNotTrusted => (StatusCode::FORBIDDEN, "preamble_not_trusted"),
+            Self::PeerNotTrusted => (StatusCode::FORBIDDEN, "peer_not_trusted"),
+            Self::NoModelFile => (StatusCode::NOT_FOUND, "no_model_file"),
+            Self::ModelFileTooLong { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "model_file_too_long"),
+            Self::ModelFileUnreadable(_) => (StatusCode::INTERNAL_SERVER_ERROR, "model_file_unreadable"),
             Self::BadPreamble { .. } => (StatusCode::BAD_REQUEST, "bad_preamble"),
             Self::BadJson { .. } => (StatusCode::BAD_REQUEST, "bad_json"),
             Self::Hazard(_) => (StatusCode::BAD_REQUEST, "refused_content"),

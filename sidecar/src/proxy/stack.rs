@@ -1,15 +1,17 @@
 //! The whole request path, top to bottom in request order.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use fovea_gossip::preamble;
-use http::{HeaderValue, Request, Response};
+use fovea_gossip::{model_files as listed, preamble};
+use http::{HeaderValue, Method, Request, Response};
 use tower::{ServiceBuilder, service_fn};
 
 use super::answer::Answer;
 use super::forward::Forward;
 use super::headers;
+use super::model_files;
 use super::paths::{self, Paths};
 use super::prepare::{Bodies, Weight};
 use super::refusal::{Outcome, Refusal};
@@ -29,7 +31,19 @@ pub struct Shared {
     pub bodies: Bodies,
     pub trust_loopback: bool,
     pub key: Option<Vec<u8>>,
+    /// `model.dir`.
+    pub model_dir: Option<PathBuf>,
     pub forward: Forward,
+}
+
+impl Shared {
+    /// The peer is one of the balancers, by its key or by its address.
+    fn trusts(&self, request: &Request<Body>) -> bool {
+        let loopback = request.extensions().get::<Peer>().is_some_and(|peer| peer.0.ip().to_canonical().is_loopback());
+        let sent = request.headers().get(headers::KEY);
+        let key = self.key.as_ref().zip(sent).is_some_and(|(key, sent)| headers::same_key(sent, key));
+        self.trust_loopback && loopback || key
+    }
 }
 
 /// The client's end of the connection, put into each request by the listener.
@@ -43,15 +57,16 @@ struct Announced(usize);
 pub fn stack(shared: Arc<Shared>) -> impl Next {
     let forward = shared.forward.clone();
     let with = |shared: &Arc<Shared>| Arc::clone(shared);
-    let (s1, s2, s3, s4, s5, s6) =
-        (with(&shared), with(&shared), with(&shared), with(&shared), with(&shared), with(&shared));
+    let (s1, s2, s3, s4, s5, s6, s7) =
+        (with(&shared), with(&shared), with(&shared), with(&shared), with(&shared), with(&shared), with(&shared));
     ServiceBuilder::new()
         .layer(step(move |request, next| observe(Arc::clone(&s1), request, next)))
-        .layer(step(move |request, next| allow(Arc::clone(&s2), request, next)))
-        .layer(step(move |request, next| admit(Arc::clone(&s3), request, next)))
-        .layer(step(move |request, next| prepare(Arc::clone(&s4), request, next)))
-        .layer(step(move |request, next| account(Arc::clone(&s5), request, next)))
-        .layer(step(move |request, next| watch_resets(Arc::clone(&s6), request, next)))
+        .layer(step(move |request, next| give_files(Arc::clone(&s2), request, next)))
+        .layer(step(move |request, next| allow(Arc::clone(&s3), request, next)))
+        .layer(step(move |request, next| admit(Arc::clone(&s4), request, next)))
+        .layer(step(move |request, next| prepare(Arc::clone(&s5), request, next)))
+        .layer(step(move |request, next| account(Arc::clone(&s6), request, next)))
+        .layer(step(move |request, next| watch_resets(Arc::clone(&s7), request, next)))
         .service(service_fn(move |request| forward.clone().call(request)))
 }
 
@@ -76,6 +91,18 @@ async fn observe<N: Next>(shared: Arc<Shared>, request: Request<Body>, next: N) 
     Ok(response)
 }
 
+/// Answers a balancer that asks for a model file: the one thing that is not the engine's to answer.
+async fn give_files<N: Next>(shared: Arc<Shared>, request: Request<Body>, next: N) -> Result<Response<Body>, Refusal> {
+    let asked = listed::named(request.uri().path()).filter(|_| request.method() == Method::GET);
+    let Some(name) = asked else { return Ok(pass(request, next).await) };
+    if !shared.trusts(&request) {
+        return Err(Refusal::PeerNotTrusted);
+    }
+    let facts = shared.state.facts();
+    let engine_model = facts.as_ref().map(|facts| facts.engine_model.as_str());
+    model_files::give(model_files::directory(shared.model_dir.as_deref(), engine_model), name).await
+}
+
 async fn allow<N: Next>(shared: Arc<Shared>, request: Request<Body>, next: N) -> Result<Response<Body>, Refusal> {
     if shared.paths.allows(request.uri().path()) { Ok(pass(request, next).await) } else { Err(Refusal::PathNotAllowed) }
 }
@@ -83,10 +110,7 @@ async fn allow<N: Next>(shared: Arc<Shared>, request: Request<Body>, next: N) ->
 /// Believes a preamble of balancers only, and takes away what must not reach the engine.
 async fn admit<N: Next>(shared: Arc<Shared>, mut request: Request<Body>, next: N) -> Result<Response<Body>, Refusal> {
     if let Some(told) = request.headers().get(preamble::HEADER) {
-        let loopback = request.extensions().get::<Peer>().is_some_and(|peer| peer.0.ip().to_canonical().is_loopback());
-        let sent = request.headers().get(headers::KEY);
-        let key = shared.key.as_ref().zip(sent).is_some_and(|(key, sent)| headers::same_key(sent, key));
-        if !(shared.trust_loopback && loopback || key) {
+        if !shared.trusts(&request) {
             return Err(Refusal::PreambleNotTrusted);
         }
         let length = told.to_str().ok().and_then(|text| text.parse().ok());

@@ -37,6 +37,8 @@ pub struct FleetConfig {
     pub workers: usize,
     pub mode: Mode,
     pub model_dir: PathBuf,
+    /// The balancer is given `model_dir` too; false = it pulls the files from a worker.
+    pub balancer_has_model: bool,
     /// Flags of `engine-sim` besides ports and model.
     pub engine_args: Vec<String>,
     /// Lines added to balancer.yaml.
@@ -54,6 +56,7 @@ impl FleetConfig {
             workers,
             mode,
             model_dir: tiny_model(),
+            balancer_has_model: true,
             engine_args: ["--speed", "0", "--block-size", "32", "--blocks", "4000"].map(str::to_owned).to_vec(),
             balancer_extra: String::new(),
             trust: "trust: {loopback: true}",
@@ -144,7 +147,7 @@ impl Fleet {
         .await
     }
 
-    /// Waits until the balancer holds as many blocks as the engines do.
+    /// Waits until the balancer holds as many blocks as the engines do, and knows that nothing runs: reports of load lag by up to 50 ms.
     pub async fn settled(&self) -> anyhow::Result<()> {
         eventually("the balancer holds what the engines hold", LIVE_MAX, || async {
             let states = self.engine_states().await?;
@@ -158,7 +161,8 @@ impl Fleet {
                     .len()
             };
             let held: usize = states.iter().map(blocks).sum();
-            Ok((self.index_entries().await? == held as u64).then_some(()))
+            let at_rest = self.index_entries().await? == held as u64 && self.outstanding().await? == 0;
+            Ok(at_rest.then_some(()))
         })
         .await
     }
@@ -168,6 +172,14 @@ impl Fleet {
         let workers = self.client.get_json(&format!("http://{}/debug/workers", self.balancer.addr("admin")?)).await?;
         let pools = workers["pools"].as_array().context("no pools")?;
         Ok(pools.iter().filter_map(|pool| pool["index_entries"].as_u64()).sum())
+    }
+
+    /// Requests that the balancer believes to run or wait.
+    async fn outstanding(&self) -> anyhow::Result<u64> {
+        let workers = self.client.get_json(&format!("http://{}/debug/workers", self.balancer.addr("admin")?)).await?;
+        let workers = workers["workers"].as_array().context("no workers")?;
+        let count = |worker: &Value, field: &str| worker[field].as_u64().unwrap_or(1);
+        Ok(workers.iter().map(|w| count(w, "running") + count(w, "waiting") + count(w, "booked_requests")).sum())
     }
 
     /// Front URL of the balancer, without a slash at its end.
@@ -206,10 +218,13 @@ fn run_args(config: &Path) -> Vec<String> {
 }
 
 async fn start_balancer(config: &FleetConfig, dir: &Path) -> anyhow::Result<Program> {
+    let dir_of_model = match config.balancer_has_model {
+        true => format!("    dir: {}\n", config.model_dir.display()),
+        false => String::new(),
+    };
     let yaml = format!(
-        "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nsync: 127.0.0.1:0\nmode: {}\ndebug_headers: true\nmodels:\n  - name: tiny-vl\n    dir: {}\n{}",
+        "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nsync: 127.0.0.1:0\nmode: {}\ndebug_headers: true\nmodels:\n  - name: tiny-vl\n{dir_of_model}{}",
         config.mode.config(),
-        config.model_dir.display(),
         config.balancer_extra
     );
     let path = dir.join("balancer.yaml");

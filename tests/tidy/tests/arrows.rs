@@ -33,6 +33,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("tidy", &[]),
     ("bench", &["e2e"]),
     ("e2e", &[]),
+    ("fuzz", &["fovea-kv", "fovea-media", "fovea-openai", "fovea-gossip", "fovea-prompt"]),
 ];
 
 /// Outside crate → the crates of ours that may use it.
