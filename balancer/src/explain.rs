@@ -85,7 +85,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let request = Request::parse(args.path, &body)?;
     let (preparer, media) = (Preparer::load(&args.model_dir, uuid)?, source(args, &request)?);
     let lora = args.lora.as_deref().unwrap_or_default();
-    let prepared = preparer.prepare(&request, Target { engine: &engine, block_size, lora, media: &media });
+    let prepared =
+        preparer.prepare(&request, Target { engine: &engine, block_size, lora, media: &media, pixels_max: u64::MAX });
     let output = sheet(&prepared, args.block_size);
     for note in output["notes"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         writeln!(std::io::stderr(), "{note}")?;

@@ -104,6 +104,7 @@ impl Front {
             models,
             embeddings_allowed: config.trust.client_embeddings,
             fetches: config.media.enabled,
+            pixels_max: config.media.pixels_max,
         });
         Self {
             budget: body::Budget::new(config.limits.bodies_max.as_u64(), config.timeouts.queue, in_use),

@@ -52,6 +52,8 @@ pub struct Planner {
     pub embeddings_allowed: bool,
     /// Images given by URL can be fetched.
     pub fetches: bool,
+    /// Most pixels of one image.
+    pub pixels_max: u64,
 }
 
 /// A plan, or what it needs first.
@@ -97,8 +99,12 @@ impl Planner {
         let lora = if served == Served::Lora { model } else { "" };
         let known = BlockSize::new(pool.facts.block_size);
         let block_size = known.or(BlockSize::new(ANY_BLOCK_TOKENS)).expect("ANY_BLOCK_TOKENS is not 0");
-        let target = Target { engine: &pool.facts.engine, block_size, lora, media: &media.source };
+        let target =
+            Target { engine: &pool.facts.engine, block_size, lora, media: &media.source, pixels_max: self.pixels_max };
         let (mut prepared, body) = preparer.prepare_body(&request, target, body);
+        if let Some(part) = prepared.oversized {
+            return Err(oversized(part, self.pixels_max));
+        }
         if known.is_none() {
             prepared = prepared.without_hashes("block_size_unknown");
         }
@@ -110,6 +116,11 @@ impl Planner {
         let body = body.map(Bytes::from);
         Ok(Planned::Ready(Box::new(Plan { pool, prepared, images, load_tokens, affinity: media.affinity, body })))
     }
+}
+
+fn oversized(part: usize, pixels_max: u64) -> Refusal {
+    let message = format!("media part {part}: the image has more than {pixels_max} pixels (pixels): scale it down");
+    Refusal { param: Some("messages"), ..Refusal::new(ErrorKind::Media, message) }
 }
 
 /// No worker of the model takes requests.

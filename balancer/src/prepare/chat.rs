@@ -12,7 +12,7 @@ use fovea_openai::{ChatRequest, MediaKind, MediaPart};
 use fovea_prompt::{ChatInput, Placeholders, clock};
 use serde_json::{Map, Value};
 
-use super::image::Facts;
+use super::image::{Facts, TOO_MANY_PIXELS};
 use super::view::{hash, of_tokens};
 use super::{ClientUuid, Media, Prepared, Preparer, Target, ViewKind};
 
@@ -69,8 +69,10 @@ impl Chat<'_> {
     fn prepare(&self) -> Prepared {
         let all: Vec<_> = self.request.media.iter().map(|part| self.look_at(part)).collect();
         let (identities, cuts) = self.edits(&all);
+        let oversized = all.iter().position(|item| item.as_ref().err() == Some(&TOO_MANY_PIXELS));
         let prepared = self.predict(all);
-        prepared.unwrap_or_else(|reason| Prepared::unknown(&self.request.common, reason)).with_edits(identities, cuts)
+        let prepared = prepared.unwrap_or_else(|reason| Prepared::unknown(&self.request.common, reason));
+        Prepared { oversized, ..prepared.with_edits(identities, cuts) }
     }
 
     /// The prediction, or why there is none at all.
@@ -144,7 +146,7 @@ impl Chat<'_> {
 
     fn look_at(&self, part: &MediaPart<'_>) -> Result<Known, &'static str> {
         let (engine, options) = (self.target.engine, self.options()?);
-        let facts = self.target.media.look_at(part, options, &engine.engine_model)?;
+        let facts = self.target.media.look_at(part, options, &engine.engine_model, self.target.pixels_max)?;
         let vision = self.vision.as_ref().map_err(|reason| *reason)?;
         let size = if engine.exif { facts.upright } else { facts.stored };
         let shape = vision.measure(size.0, size.1).map_err(|_| "engine_refuses")?;

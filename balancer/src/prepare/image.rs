@@ -8,9 +8,13 @@ use std::path::PathBuf;
 
 use bytes::Bytes;
 use fovea_kv::MediaId;
+use fovea_media::data_url;
+use fovea_media::header::{self, HeaderError};
 use fovea_media::identity::{Options, Source, vllm_image_id, vllm_item_id};
-use fovea_media::{data_url, header};
 use fovea_openai::{MediaKind, MediaPart};
+
+/// Reason of an image that is larger than we let through: its decoding alone may take an engine down.
+pub(super) const TOO_MANY_PIXELS: &str = "pixels";
 
 /// Where bytes of http(s) images come from.
 #[derive(Clone, Debug, Default)]
@@ -49,6 +53,7 @@ impl MediaSource {
         part: &MediaPart<'_>,
         options: Options<'_>,
         engine_model: &str,
+        pixels_max: u64,
     ) -> Result<Facts, &'static str> {
         match part.kind {
             MediaKind::Image => {}
@@ -57,7 +62,11 @@ impl MediaSource {
             MediaKind::Embedding | MediaKind::PromptEmbedding => return Err("embeddings"),
         }
         let Some(url) = part.url.as_deref() else { return Err("null image") };
-        let facts = |bytes: &[u8], travels| facts(bytes, options, engine_model, travels);
+        let facts = |bytes: &[u8], travels| {
+            let found = facts(bytes, options, engine_model, travels)?;
+            let pixels = u64::from(found.stored.0) * u64::from(found.stored.1);
+            if pixels > pixels_max { Err(TOO_MANY_PIXELS) } else { Ok(found) }
+        };
         if data_url::is_data_url(url) {
             let bytes = data_url::decode(url).map_err(|_| "image data that an engine would refuse")?;
             return facts(&bytes, true);
@@ -80,7 +89,10 @@ impl MediaSource {
 }
 
 fn facts(bytes: &[u8], options: Options<'_>, engine_model: &str, travels: bool) -> Result<Facts, &'static str> {
-    let header = header::read(bytes).map_err(|_| "image of unknown format or size")?;
+    let header = header::read(bytes).map_err(|error| match error {
+        HeaderError::TooManyPixels { .. } => TOO_MANY_PIXELS,
+        _ => "image of unknown format or size",
+    })?;
     let content = vllm_image_id(bytes, header.converted, engine_model);
     let unnamed = match options.is_empty() {
         true => content,

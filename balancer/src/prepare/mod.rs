@@ -97,6 +97,8 @@ pub struct Prepared {
     pub hashes: Vec<SequenceHash>,
     /// Images in prompt order.
     pub media: Vec<Media>,
+    /// The first media part whose image has more pixels than we let through.
+    pub oversized: Option<usize>,
     /// Hash of the client's session key, for session affinity.
     pub session: Option<u64>,
     /// Model name as the client wrote it; empty when absent.
@@ -184,6 +186,8 @@ pub struct Target<'a> {
     pub lora: &'a str,
     /// Bytes of images given by URL.
     pub media: &'a MediaSource,
+    /// Most pixels of one image, by its header.
+    pub pixels_max: u64,
 }
 
 /// What becomes of uuids that clients send.

@@ -28,7 +28,13 @@ fn prepare(path: ApiPath, body: &Value, max_model_len: u32) -> Prepared {
     let request = Request::parse(path, body.as_bytes()).unwrap();
     preparer.prepare(
         &request,
-        Target { engine: &engine, block_size: BlockSize::new(1).unwrap(), lora: "", media: &MediaSource::EngineOnly },
+        Target {
+            engine: &engine,
+            block_size: BlockSize::new(1).unwrap(),
+            lora: "",
+            media: &MediaSource::EngineOnly,
+            pixels_max: 1 << 20,
+        },
     )
 }
 
@@ -122,7 +128,8 @@ fn request_options_are_predicted_as_captured() {
         let body = record["request"].to_string();
         let request = Request::parse(ApiPath::ChatCompletions, body.as_bytes()).unwrap();
         let (block_size, media) = (BlockSize::new(32).unwrap(), &MediaSource::EngineOnly);
-        let prepared = preparer.prepare(&request, Target { engine: &engine, block_size, lora: "", media });
+        let prepared =
+            preparer.prepare(&request, Target { engine: &engine, block_size, lora: "", media, pixels_max: u64::MAX });
         assert_eq!(prepared.view, ViewKind::Exact, "{}", record["name"]);
         assert_eq!(u64::from(prepared.prompt_tokens), record["usage"]["prompt_tokens"].as_u64().unwrap());
         let (id, place) =
@@ -161,7 +168,7 @@ fn fetched_images_stand_in_the_body_with_their_identities() {
     let (engine, block_size) = (engine(0), BlockSize::new(4).unwrap());
     for inline in [true, false] {
         let media = &MediaSource::Fetched { files: [file("a"), file("b")].into(), inline };
-        let target = Target { engine: &engine, block_size, lora: "", media };
+        let target = Target { engine: &engine, block_size, lora: "", media, pixels_max: u64::MAX };
         let (prepared, replaced) = preparer.prepare_body(&request, target, body.as_bytes());
         assert_eq!((&prepared.view, prepared.media.len(), replaced.is_some()), (&ViewKind::Exact, 3, inline));
         // Equal bytes are one image, wherever they came from.
@@ -177,4 +184,14 @@ fn fetched_images_stand_in_the_body_with_their_identities() {
             assert_eq!(part["uuid"], if travels { json!(id) } else { Value::Null }, "part {i}");
         }
     }
+}
+
+#[test]
+fn an_image_of_too_many_pixels_is_named_by_its_part() {
+    // Headers of 4096 × 4096 and of 60000 × 60000 pixels: over the limit of these tests, and over that of the reader itself.
+    for huge in ["iVBORw0KGgoAAAANSUhEUgAAEAAAABAACAIAAAB9wbNA", "iVBORw0KGgoAAAANSUhEUgAA6mAAAOpgCAIAAAAPsOIV"] {
+        let huge = json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{huge}")}});
+        assert_eq!(chat(&[text("a"), image(), huge]).oversized, Some(1));
+    }
+    assert_eq!(chat(&[text("a"), image()]).oversized, None);
 }

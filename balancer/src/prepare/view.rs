@@ -81,6 +81,7 @@ impl Prepared {
             prompts: Vec::new(),
             hashes: Vec::new(),
             media: Vec::new(),
+            oversized: None,
             session: super::session(common),
             model: common.model.as_deref().unwrap_or_default().to_owned(),
             stream: common.stream.on,
