@@ -171,8 +171,12 @@ impl Puller {
             tracing::info!(model = gone.name(), "no worker serves this model any more; its files are forgotten");
             self.models.forget(&gone);
         }
-        self.metrics.pulled.set(i64::try_from(self.models.pulled().len()).unwrap_or(i64::MAX));
+        self.observe();
         self.agenda.next(&seen, now)
+    }
+
+    fn observe(&self) {
+        self.metrics.pulled.set(i64::try_from(self.models.pulled().len()).unwrap_or(i64::MAX));
     }
 
     fn settle(&mut self, source: Source, url: &str, pulled: Result<Preparer, PullError>) {
@@ -193,6 +197,7 @@ impl Puller {
             }
         };
         self.metrics.pulls.get_or_create(&PullLabels { end }).inc();
+        self.observe();
     }
 
     async fn pull(&self, url: &str) -> Result<Preparer, PullError> {

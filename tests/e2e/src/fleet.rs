@@ -151,14 +151,10 @@ impl Fleet {
     pub async fn settled(&self) -> anyhow::Result<()> {
         eventually("the balancer holds what the engines hold", LIVE_MAX, || async {
             let states = self.engine_states().await?;
+            let tier = |state: &Value, tier: &str| state[tier].as_array().cloned().unwrap_or_default();
             let blocks = |state: &Value| {
-                state["cached_blocks"]
-                    .as_array()
-                    .into_iter()
-                    .flatten()
-                    .map(Value::to_string)
-                    .collect::<HashSet<_>>()
-                    .len()
+                let all = [tier(state, "cached_blocks"), tier(state, "cpu_blocks")].concat();
+                all.iter().map(Value::to_string).collect::<HashSet<_>>().len()
             };
             let held: usize = states.iter().map(blocks).sum();
             let at_rest = self.index_entries().await? == held as u64 && self.outstanding().await? == 0;

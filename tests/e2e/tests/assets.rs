@@ -41,10 +41,13 @@ async fn a_balancer_without_model_files_pulls_them_and_predicts_exactly() {
     let (prompt, cached) = again.tokens();
     assert_eq!(cached, (prompt - 1) / 32 * 32);
     assert_eq!(again.header("x-fovea-worker"), first.header("x-fovea-worker"));
-    let page = fleet.balancer_metrics().await.unwrap();
-    for line in [r#"balancer_model_pulls_total{end="loaded"} 1"#, "balancer_models_pulled 1"] {
-        assert!(page.contains(line), "{line} not in:\n{page}");
-    }
+    eventually("the metrics of the pull", PULL_MAX, || async {
+        let page = fleet.balancer_metrics().await?;
+        let lines = [r#"balancer_model_pulls_total{end="loaded"} 1"#, "balancer_models_pulled 1"];
+        Ok(lines.iter().all(|line| page.contains(line)).then_some(()))
+    })
+    .await
+    .unwrap();
 }
 
 #[tokio::test]

@@ -136,3 +136,25 @@ async fn other_policies_route_too() {
         assert_eq!(workers.len(), if mode == Mode::RoundRobin { 2 } else { 1 }, "{mode:?}");
     }
 }
+
+#[tokio::test]
+async fn a_prefix_continues_from_the_cpu_tier() {
+    let mut config = FleetConfig::tiny(1, Mode::Precise);
+    let engine =
+        ["--speed", "0", "--block-size", "32", "--blocks", "140", "--cpu-blocks", "400", "--max-model-len", "4096"];
+    config.engine_args = engine.map(str::to_owned).to_vec();
+    let fleet = Fleet::start(config).await.unwrap();
+    let url = fleet.chat_url().unwrap();
+    let ask = |seed: u64| chat("u", &[json!({"role": "user", "content": words(seed, 1000)})], 1);
+    // Three prompts of about 60 blocks push the first out of a pool of 139.
+    for seed in 0..4 {
+        fleet.client.stream(&url, ask(seed)).await.unwrap();
+        fleet.settled().await.unwrap();
+    }
+    let state = &fleet.engine_states().await.unwrap()[0];
+    assert!(!state["cpu_blocks"].as_array().unwrap().is_empty(), "nothing was evicted");
+    let again = fleet.client.stream(&url, ask(0)).await.unwrap();
+    let (prompt, cached) = again.tokens();
+    assert_eq!(cached, (prompt - 1) / BLOCK * BLOCK, "the engine reuses what lies in the CPU tier");
+    assert_eq!(overlap(again.header("x-fovea-overlap")).0, prompt / BLOCK);
+}

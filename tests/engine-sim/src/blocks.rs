@@ -5,7 +5,7 @@
 
 use crate::events::{KvEvent, Stored};
 use crate::hash::{BlockHasher, Digest, ExtraKey};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 
 /// A LoRA adapter as loaded at start.
@@ -111,7 +111,17 @@ pub struct BlockPool {
     tickets: Range<i64>,
     /// Blocks by hash, oldest copy first; an entry is never empty.
     cached: HashMap<Digest, Vec<usize>>,
+    offload: Offload,
     events: Vec<KvEvent>,
+}
+
+/// The CPU tier: what the pool evicts goes there, and a prefix continues from there.
+#[derive(Debug, Default)]
+struct Offload {
+    capacity: usize,
+    held: HashSet<Digest>,
+    /// In order of arrival, the next to go first.
+    order: VecDeque<Digest>,
 }
 
 impl BlockPool {
@@ -125,10 +135,23 @@ impl BlockPool {
             free: BTreeMap::new(),
             tickets: 0..0,
             cached: HashMap::new(),
+            offload: Offload::default(),
             events: Vec::new(),
         };
         (1..pool.blocks.len()).rev().for_each(|id| pool.put_back(id));
         pool
+    }
+
+    /// The same with a CPU tier of `capacity` blocks.
+    #[must_use]
+    pub fn with_offload(mut self, capacity: usize) -> Self {
+        self.offload.capacity = capacity;
+        self
+    }
+
+    /// Hashes in the CPU tier, in no order.
+    pub fn offloaded(&self) -> impl Iterator<Item = &Digest> {
+        self.offload.held.iter()
     }
 
     /// Tokens per block.
@@ -156,11 +179,17 @@ impl BlockPool {
         std::mem::take(&mut self.events)
     }
 
-    /// Leading blocks of `sequence` in the cache. Its last token is always computed, so an aligned prompt never hits
+    /// Leading blocks of `sequence` in the cache, those that follow in the CPU tier included. Its last token is always computed, so an aligned prompt never hits
     /// its last block.
     pub fn hit_blocks(&self, sequence: &mut Sequence) -> usize {
         sequence.hash_full_blocks(self.block_size, &self.hasher);
         let most = sequence.tokens.len().saturating_sub(1) / self.block_size;
+        let gpu = self.gpu_hits(sequence, most);
+        let rest = sequence.hashes[gpu..most.min(sequence.hashes.len())].iter();
+        gpu + rest.take_while(|hash| self.cached.contains_key(hash) || self.offload.held.contains(hash)).count()
+    }
+
+    fn gpu_hits(&self, sequence: &Sequence, most: usize) -> usize {
         sequence.hashes.iter().take(most).take_while(|hash| self.cached.contains_key(hash)).count()
     }
 
@@ -168,9 +197,11 @@ impl BlockPool {
     /// the blocks that this fills into the cache. False, and nothing changed, when the pool has no room.
     pub fn admit(&mut self, sequence: &mut Sequence, hit_blocks: usize, new_tokens: usize, report_hits: bool) -> bool {
         debug_assert!(sequence.blocks.is_empty(), "only a sequence without blocks is admitted");
-        let hits: Vec<usize> = sequence.hashes[..hit_blocks].iter().map(|hash| self.cached[hash][0]).collect();
+        // What follows the GPU's part is loaded from the CPU tier into new blocks.
+        let gpu_hits = self.gpu_hits(sequence, hit_blocks);
+        let hits: Vec<usize> = sequence.hashes[..gpu_hits].iter().map(|hash| self.cached[hash][0]).collect();
         let idle_hits = hits.iter().filter(|id| self.blocks[**id].users == 0).count();
-        let needed = (hit_blocks * self.block_size + new_tokens).div_ceil(self.block_size) - hit_blocks;
+        let needed = (hit_blocks * self.block_size + new_tokens).div_ceil(self.block_size) - gpu_hits;
         if needed + idle_hits > self.free.len() {
             return false;
         }
@@ -178,10 +209,10 @@ impl BlockPool {
             self.take(*id);
         }
         sequence.blocks = hits;
-        sequence.stored = hit_blocks;
+        sequence.stored = gpu_hits;
         sequence.computed = hit_blocks * self.block_size;
-        if report_hits && hit_blocks > 0 {
-            self.events.push(sequence.event(0, hit_blocks, self.block_size, None));
+        if report_hits && gpu_hits > 0 {
+            self.events.push(sequence.event(0, gpu_hits, self.block_size, None));
         }
         self.grow(sequence, new_tokens)
     }
@@ -220,6 +251,7 @@ impl BlockPool {
             return false;
         }
         self.cached.clear();
+        self.offload = Offload { capacity: self.offload.capacity, ..Offload::default() };
         self.blocks.iter_mut().for_each(|block| block.hash = None);
         self.events.push(KvEvent::Cleared);
         true
@@ -261,6 +293,22 @@ impl BlockPool {
         self.blocks[id].users += 1;
     }
 
+    /// Copies a block that leaves the pool for good into the CPU tier.
+    fn offload(&mut self, hash: Digest) {
+        let offload = &mut self.offload;
+        if offload.capacity == 0 || !offload.held.insert(hash) {
+            return;
+        }
+        offload.order.push_back(hash);
+        self.events.push(KvEvent::Offloaded(hash));
+        if offload.held.len() > offload.capacity
+            && let Some(oldest) = offload.order.pop_front()
+        {
+            offload.held.remove(&oldest);
+            self.events.push(KvEvent::OffloadRemoved(oldest));
+        }
+    }
+
     fn evict_oldest(&mut self) -> usize {
         let (_, id) = self.free.pop_first().expect("the caller counted the free blocks");
         self.blocks[id].users = 1;
@@ -269,6 +317,7 @@ impl BlockPool {
             copies.retain(|copy| *copy != id);
             if copies.is_empty() {
                 self.cached.remove(&hash);
+                self.offload(hash);
             }
             self.events.push(KvEvent::Removed(hash));
         }

@@ -39,6 +39,9 @@ pub struct SimConfig {
     /// Blocks in the pool, the null block included.
     #[arg(long, default_value_t = 1024)]
     pub blocks: usize,
+    /// Blocks of a CPU tier that evicted blocks go to; 0 = none.
+    #[arg(long, default_value_t = 0)]
+    pub cpu_blocks: usize,
     /// Longest prompt plus answer, in tokens.
     #[arg(long, default_value_t = 4096)]
     pub max_model_len: usize,

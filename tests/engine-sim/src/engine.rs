@@ -3,7 +3,7 @@
 use crate::blocks::BlockPool;
 use crate::config::SimConfig;
 use crate::fault::Fault;
-use crate::hash::BlockHasher;
+use crate::hash::{BlockHasher, Digest};
 use crate::prompt::{MediaCache, Model};
 use crate::publisher::{Command, Published};
 use crate::scheduler::{Counts, Job, Limits, Progress, Scheduler, Step};
@@ -76,6 +76,8 @@ pub struct State {
     pub counts: Counts,
     /// Hashes in the prefix cache, as events carry them (bytes as hex), each once.
     pub cached_blocks: Vec<Value>,
+    /// Hashes in the CPU tier, likewise.
+    pub cpu_blocks: Vec<Value>,
     /// Next event sequence number.
     pub next_seq: u64,
     /// Subscriptions seen by the event socket since the last restart.
@@ -226,14 +228,20 @@ impl Engine {
     /// What tests wait for and look at.
     pub fn state(&self) -> State {
         let form = self.config.hash_form;
-        let (counts, mut cached_blocks) = self.inspect(|scheduler| {
-            let blocks = scheduler.pool().cached().map(|hash| hash.published(form)).collect::<Vec<_>>();
-            (scheduler.counts(), blocks)
+        let (counts, mut cached_blocks, mut cpu_blocks) = self.inspect(|scheduler| {
+            let pool = scheduler.pool();
+            let published = |hash: &Digest| hash.published(form);
+            let (gpu, cpu) = (pool.cached().map(published).collect(), pool.offloaded().map(published).collect());
+            (scheduler.counts(), gpu, cpu)
         });
-        cached_blocks.sort_by_key(ToString::to_string);
+        for blocks in [&mut cached_blocks, &mut cpu_blocks] {
+            let blocks: &mut Vec<Value> = blocks;
+            blocks.sort_by_key(ToString::to_string);
+        }
         State {
             counts,
             cached_blocks,
+            cpu_blocks,
             next_seq: self.published.next_seq.load(Ordering::Relaxed),
             subscriptions: self.published.subscriptions.load(Ordering::Relaxed),
             restarts: self.published.restarts.load(Ordering::Relaxed),
@@ -295,7 +303,7 @@ impl Engine {
 }
 
 fn new_pool(config: &SimConfig) -> BlockPool {
-    BlockPool::new(config.block_size, config.blocks, BlockHasher::new(config.hash_algo))
+    BlockPool::new(config.block_size, config.blocks, BlockHasher::new(config.hash_algo)).with_offload(config.cpu_blocks)
 }
 
 /// A poisoned lock means a panicked test; its data is still whole between steps.

@@ -10,6 +10,10 @@ pub enum KvEvent {
     Stored(Stored),
     /// One copy of a block left the cache.
     Removed(Digest),
+    /// A block came to the CPU tier. Offloading connectors announce it by its hash alone.
+    Offloaded(Digest),
+    /// A block left the CPU tier.
+    OffloadRemoved(Digest),
     /// The whole cache was dropped.
     Cleared,
 }
@@ -62,16 +66,9 @@ fn write_batch(out: &mut Vec<u8>, ts: f64, events: &[KvEvent], form: HashForm) -
     for event in events {
         match event {
             KvEvent::Stored(stored) => write_stored(out, stored, form)?,
-            KvEvent::Removed(hash) => {
-                encode::write_map_len(out, 4)?;
-                write_pair(out, "type", "BlockRemoved")?;
-                encode::write_str(out, "block_hashes")?;
-                encode::write_array_len(out, 1)?;
-                write_hash(out, hash, form)?;
-                write_pair(out, "medium", "GPU")?;
-                encode::write_str(out, "group_idx")?;
-                encode::write_uint(out, 0)?;
-            }
+            KvEvent::Removed(hash) => write_removed(out, hash, "GPU", form)?,
+            KvEvent::OffloadRemoved(hash) => write_removed(out, hash, "CPU", form)?,
+            KvEvent::Offloaded(hash) => write_offloaded(out, hash, form)?,
             KvEvent::Cleared => {
                 encode::write_map_len(out, 1)?;
                 write_pair(out, "type", "AllBlocksCleared")?;
@@ -80,6 +77,36 @@ fn write_batch(out: &mut Vec<u8>, ts: f64, events: &[KvEvent], form: HashForm) -
     }
     encode::write_uint(out, 0)?;
     Ok(())
+}
+
+fn write_removed(out: &mut Vec<u8>, hash: &Digest, medium: &str, form: HashForm) -> Written {
+    encode::write_map_len(out, 4)?;
+    write_pair(out, "type", "BlockRemoved")?;
+    encode::write_str(out, "block_hashes")?;
+    encode::write_array_len(out, 1)?;
+    write_hash(out, hash, form)?;
+    write_pair(out, "medium", medium)?;
+    encode::write_str(out, "group_idx")?;
+    encode::write_uint(out, 0)?;
+    Ok(())
+}
+
+/// As vLLM's offloading connector sends it: no tokens, no parent, block size 0.
+fn write_offloaded(out: &mut Vec<u8>, hash: &Digest, form: HashForm) -> Written {
+    encode::write_map_len(out, 8)?;
+    write_pair(out, "type", "BlockStored")?;
+    encode::write_str(out, "block_hashes")?;
+    encode::write_array_len(out, 1)?;
+    write_hash(out, hash, form)?;
+    for key in ["parent_block_hash", "lora_id", "lora_name"] {
+        encode::write_str(out, key)?;
+        write_nil(out)?;
+    }
+    encode::write_str(out, "token_ids")?;
+    encode::write_array_len(out, 0)?;
+    encode::write_str(out, "block_size")?;
+    encode::write_uint(out, 0)?;
+    write_pair(out, "medium", "CPU")
 }
 
 fn write_stored(out: &mut Vec<u8>, stored: &Stored, form: HashForm) -> Written {

@@ -62,6 +62,7 @@ fn ours(event: &KvEvent) -> String {
             format!("+ {hashes} after {}", Value::from(parent.map(|parent| parent.low64())))
         }
         KvEvent::Removed(hash) => format!("- {}", hash.low64()),
+        KvEvent::Offloaded(_) | KvEvent::OffloadRemoved(_) => panic!("no CPU tier here"),
         KvEvent::Cleared => "clear".to_owned(),
     }
 }
