@@ -1,9 +1,11 @@
 //! Bytes of the block stream, both ways.
 //!
 //! A frame is `u32 length ‖ u16 head length ‖ head ‖ body`, little-endian; a head is a kind byte and a postcard record, a body is
-//! raw u64 arrays (of a hello: its record). `docs/protocols/block-stream.md` is the reference.
+//! raw u64 arrays (of a hello and of learnt facts: a record). `docs/protocols/block-stream.md` is the reference.
 //!
 //! **Invariant:** no allocation follows a length from outside before that length is checked against the frame that holds it.
+
+mod learnt;
 
 use std::marker::PhantomData;
 
@@ -11,7 +13,11 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use fovea_kv::{SequenceHash, Tier};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::message::{Delta, FromBalancer, FromSidecar, Hello, LevelDelta, Load, PROTOCOL, Snapshot, Version};
+use crate::message::{
+    Delta, EngineFacts, FromBalancer, FromSidecar, Hello, LevelDelta, Load, PROTOCOL, Snapshot, Version, WorkerFacts,
+};
+
+pub use learnt::{MAX_LEARNT_PER_FRAME, learnt_frames};
 
 /// Longest frame that a sidecar may send, in bytes after the length field.
 pub const FRAME_BYTES_MAX: usize = 1 << 20;
@@ -25,6 +31,7 @@ const SNAPSHOT: u8 = 0x02;
 const DELTA: u8 = 0x03;
 const LOAD: u8 = 0x04;
 const HEARTBEAT: u8 = 0x05;
+const LEARNT: u8 = 0x06;
 const WELCOME: u8 = 0x41;
 const ACK: u8 = 0x42;
 const RESYNC: u8 = 0x43;
@@ -36,6 +43,8 @@ pub enum CodecError {
     FrameTooLong { bytes: usize, limit: usize },
     #[error("message of {hashes} hashes is over the limit of {MAX_HASHES_PER_FRAME}; the sender must split it")]
     TooManyHashes { hashes: usize },
+    #[error("message of {facts} learnt facts is over the limit of {MAX_LEARNT_PER_FRAME}; the sender must split it")]
+    TooManyLearnt { facts: usize },
     #[error("head of {head} bytes does not fit its frame of {frame}; the peer is not a fovea program or is broken")]
     HeadLength { head: usize, frame: usize },
     #[error("message kind {kind:#04x} is unknown here; run equal versions of sidecar and balancer")]
@@ -95,6 +104,7 @@ pub fn encode_sidecar(message: &FromSidecar) -> Result<Bytes, CodecError> {
         FromSidecar::Snapshot(snapshot) => encode_snapshot(snapshot),
         FromSidecar::Delta(delta) => encode_delta(delta),
         FromSidecar::Load(load) => frame(LOAD, load, &[]),
+        FromSidecar::Learnt(facts) => learnt::encode(facts),
         FromSidecar::Heartbeat => frame(HEARTBEAT, &(), &[]),
     }
 }
@@ -166,12 +176,23 @@ fn record<T: DeserializeOwned>(bytes: &[u8], message: &'static str) -> Result<T,
 }
 
 /// A version is the first thing in every record that has one, so that it can be told from any later layout.
-fn versioned<T: DeserializeOwned>(bytes: &[u8], message: &'static str) -> Result<T, CodecError> {
+fn version(bytes: &[u8], message: &'static str) -> Result<Version, CodecError> {
     let theirs: Version = record(bytes, message)?;
     if theirs.major != PROTOCOL.major {
         return Err(CodecError::Version { theirs });
     }
-    record(bytes, message)
+    Ok(theirs)
+}
+
+/// The fields of protocol 1.0; a tuple has the bytes of the struct.
+type Hello10 = (Version, String, EngineFacts, Vec<WorkerFacts>, bool);
+
+fn hello(bytes: &[u8]) -> Result<Hello, CodecError> {
+    let minor = version(bytes, "hello")?.minor;
+    let (fields, later): (Hello10, _) = postcard::take_from_bytes(bytes).map_err(|_| malformed("hello"))?;
+    let (protocol, advertised_url, engine, workers, draining) = fields;
+    let media_trusted = minor < 1 || record(later, "hello")?;
+    Ok(Hello { protocol, advertised_url, engine, workers, draining, media_trusted })
 }
 
 /// Cuts a body into arrays of the announced lengths.
@@ -193,7 +214,7 @@ impl Wire for FromSidecar {
 
     fn decode(kind: u8, head: &[u8], body: &[u8]) -> Result<Self, CodecError> {
         match kind {
-            HELLO => versioned::<Hello>(body, "hello").map(Self::Hello),
+            HELLO => hello(body).map(Self::Hello),
             SNAPSHOT => {
                 let SnapshotHead { worker, epoch, seq, level, first, last, hashes } = record(head, "snapshot")?;
                 let level = Tier::from_index(level).ok_or(malformed("snapshot"))?;
@@ -207,6 +228,7 @@ impl Wire for FromSidecar {
                 Ok(Self::Delta(Delta { worker, epoch, seq, levels }))
             }
             LOAD => record::<Load>(head, "load").map(Self::Load),
+            LEARNT => learnt::decode(body).map(Self::Learnt),
             HEARTBEAT => Ok(Self::Heartbeat),
             _ => Err(CodecError::UnknownKind { kind }),
         }
@@ -218,7 +240,7 @@ impl Wire for FromBalancer {
 
     fn decode(kind: u8, head: &[u8], _body: &[u8]) -> Result<Self, CodecError> {
         match kind {
-            WELCOME => versioned::<Version>(head, "welcome").map(Self::Welcome),
+            WELCOME => version(head, "welcome").map(Self::Welcome),
             ACK => record(head, "ack").map(|AckHead { worker, epoch, seq }| Self::Ack { worker, epoch, seq }),
             RESYNC => record(head, "resync").map(|worker| Self::Resync { worker }),
             _ => Err(CodecError::UnknownKind { kind }),

@@ -5,7 +5,7 @@
 
 use fovea_kv::{SequenceHash, Tier};
 
-use crate::message::{Delta, EngineFacts, FromSidecar, Hello, Load, Snapshot};
+use crate::message::{Delta, EngineFacts, FromSidecar, Hello, Learnt, Load, Snapshot};
 
 /// Most workers behind one sidecar.
 pub const WORKERS_MAX: usize = 1024;
@@ -40,6 +40,8 @@ pub enum Change {
         seq: u64,
     },
     Load(Load),
+    /// What the engine was seen to use; true for the whole pool, whichever worker it comes from.
+    Learnt(Vec<Learnt>),
     /// Ask the sidecar for a snapshot. What is held for this worker must not count until the next `Live`.
     Resync {
         worker: u16,
@@ -116,6 +118,7 @@ impl Inbox {
                 self.held(load.worker)?;
                 Ok(vec![Change::Load(load)])
             }
+            FromSidecar::Learnt(facts) => Ok(vec![Change::Learnt(facts)]),
             FromSidecar::Heartbeat => Ok(Vec::new()),
         }
     }

@@ -3,16 +3,23 @@
 //! **Invariant:** a receiver ignores nothing silently: an unknown message kind or a later major version ends the stream with an error
 //! that names it.
 
-use fovea_kv::{SequenceHash, Tier};
+use fovea_kv::{MediaId, MediaKey, SequenceHash, Tier};
 use serde::{Deserialize, Serialize};
 
 /// Version that this build speaks. Equal majors understand each other; minors only add fields at the end and message kinds.
-pub const PROTOCOL: Version = Version { major: 1, minor: 0 };
+pub const PROTOCOL: Version = Version { major: 1, minor: 1 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {
     pub major: u16,
     pub minor: u16,
+}
+
+impl Version {
+    /// May [`FromSidecar::Learnt`] be sent to a balancer whose welcome says this?
+    pub fn takes_learnt(self) -> bool {
+        self.minor >= 1
+    }
 }
 
 /// Sidecar → balancer.
@@ -25,6 +32,9 @@ pub enum FromSidecar {
     /// Difference between two published sets of one worker.
     Delta(Delta),
     Load(Load),
+    /// Facts that the sidecar saw its engine use. In any order and as often as one likes: the last about a key counts.
+    /// Only to balancers that take it ([`Version::takes_learnt`]).
+    Learnt(Vec<Learnt>),
     /// Nothing to say, still here.
     Heartbeat,
 }
@@ -40,8 +50,8 @@ pub enum FromBalancer {
     Resync { worker: u16 },
 }
 
-/// All that a balancer must know to predict what the engine caches.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// All that a balancer must know to predict what the engine caches. Read by the codec alone: what it holds depends on the protocol's minor.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Hello {
     pub protocol: Version,
     /// Base URL at which the sidecar takes requests, e.g. `http://10.0.0.7:8000`.
@@ -51,6 +61,9 @@ pub struct Hello {
     pub workers: Vec<WorkerFacts>,
     /// The engine takes no new requests: draining, loading or dead.
     pub draining: bool,
+    /// False = what the engine cached of media was not what was predicted, again and again: use text prefixes only.
+    /// True in hellos of protocol 1.0, which do not say it.
+    pub media_trusted: bool,
 }
 
 /// Facts of the engine process. Workers with equal facts (names apart) form one pool.
@@ -85,6 +98,8 @@ pub enum EngineKind {
 pub enum HashScheme {
     /// xxh3 over tokens and media spans, root `fovea1`, one engine block per routing block.
     Fovea1,
+    /// The same over pairs of neighbouring tokens, one position fewer than the prompt has, no spans (SGLang with EAGLE).
+    Fovea1Pairs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -142,4 +157,23 @@ pub struct Load {
     pub decode_tokens: u64,
     /// KV pool in use by running requests, 0..=1000; as the engine's metrics say, 0 when unknown.
     pub kv_usage_permille: u16,
+}
+
+/// One thing that an engine was seen to use for a media item.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Learnt {
+    pub key: MediaKey,
+    /// Positions that the item fills in the prompt; 0 = not seen.
+    pub tokens: u32,
+    pub value: LearntValue,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LearntValue {
+    /// Identity in the engine's block keys (vLLM, TensorRT-LLM).
+    Id(MediaId),
+    /// Canonical tokens that fill the item's positions in turn, each item from the first (SGLang): 1 or 4.
+    Pads(Vec<u32>),
+    /// Forget this key: what was learnt about it contradicted itself.
+    Nothing,
 }

@@ -10,13 +10,14 @@ pub const FILE_BYTES_MAX: u64 = 64 << 20;
 pub const NEEDED: [&str; 2] = ["config.json", "tokenizer.json"];
 
 /// Files that a model may lack.
-pub const OPTIONAL: [&str; 7] = [
+pub const OPTIONAL: [&str; 8] = [
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
     "preprocessor_config.json",
     "processor_config.json",
+    "video_preprocessor_config.json",
     "generation_config.json",
 ];
 

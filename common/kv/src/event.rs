@@ -10,6 +10,8 @@ pub struct Batch {
     pub events: Vec<KvEvent>,
     /// Data-parallel rank that sent it; 0 without data parallelism.
     pub rank: u32,
+    /// The tokens are pairs of neighbours, one position fewer than the prompt has (SGLang with EAGLE): see [`crate::sglang::pair`].
+    pub pairs: bool,
     /// Events left out because they could not be understood, by cause. The rest of the batch counts.
     pub skipped: Vec<Skipped>,
 }
@@ -36,6 +38,8 @@ pub enum DecodeError {
     Truncated { at: usize },
     #[error("byte {at} is no msgpack: the socket does not carry KV events")]
     NotMsgpack { at: usize },
+    #[error("byte {at} is no JSON list of events: the address is not that of the engine's event queue")]
+    NotJson { at: usize },
     #[error("byte {at}: {wanted} expected: the engine speaks a layout that this version does not know")]
     Layout { at: usize, wanted: &'static str },
 }
@@ -65,6 +69,8 @@ pub struct Stored {
     /// KV-cache group of a hybrid model; 0 for a plain one.
     pub group: u32,
     pub attention: Attention,
+    /// `session_id` of the request that caused it, where the engine echoes it (vLLM map events, SGLang ≥ 0.5.20).
+    pub session: Option<Arc<str>>,
 }
 
 /// Which kind of attention a group serves. Only full attention can be indexed by prefix.

@@ -46,7 +46,12 @@ impl BlockHasher {
     /// Adds `count` copies of one token.
     pub fn push_run(&mut self, token: u32, count: u32) {
         let bytes = token.to_le_bytes();
-        self.bytes.extend(std::iter::repeat_n(bytes, count as usize).flatten());
+        if count == 1 {
+            return self.bytes.extend_from_slice(&bytes);
+        }
+        let start = self.bytes.len();
+        self.bytes.resize(start + 4 * count as usize, 0);
+        self.bytes[start..].as_chunks_mut::<4>().0.fill(bytes);
     }
 
     /// Adds a media span that lies over the block, after all its tokens, spans in order of their start.

@@ -62,6 +62,23 @@ impl fmt::Debug for MediaId {
     }
 }
 
+/// What we call a media item before it is known how an engine keys it: its content and options, or the id of a URL under some policy.
+/// Never an engine's identity; a [`MediaId`] or pad values are learnt for it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct MediaKey(pub [u8; 32]);
+
+impl fmt::Display for MediaKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for MediaKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MediaKey({self})")
+    }
+}
+
 /// An engine's own block hash, in the form it was sent. Opaque: only equality means anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EngineHash {

@@ -5,10 +5,14 @@
 pub mod event;
 mod hash;
 mod ids;
+pub mod regroup;
 pub mod replica;
+pub mod sglang;
+pub mod trtllm;
 mod view;
 pub mod vllm;
+mod wire;
 
 pub use hash::{BlockHasher, chain, root};
-pub use ids::{BlockHash, BlockSize, EngineHash, MediaId, SequenceHash, Tier};
+pub use ids::{BlockHash, BlockSize, EngineHash, MediaId, MediaKey, SequenceHash, Tier};
 pub use view::{MediaSpan, RoutingView, Run};

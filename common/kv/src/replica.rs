@@ -29,6 +29,7 @@ mod simulation;
 mod tests;
 
 use std::collections::VecDeque;
+use std::fmt;
 
 use waiting::Waiting;
 use xxhash_rust::xxh3::xxh3_64;
@@ -41,7 +42,14 @@ const MAX_TRIES: u8 = 2;
 const DIGESTS: usize = 1024;
 
 /// Turns a payload into events: the dialect of the engine.
-pub type Decode = fn(&[u8]) -> Result<Batch, DecodeError>;
+struct Decode(Box<Read>);
+type Read = dyn Fn(&[u8]) -> Result<Batch, DecodeError> + Send + Sync;
+
+impl fmt::Debug for Decode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Decode")
+    }
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
@@ -150,9 +158,9 @@ pub struct Replica {
 }
 
 impl Replica {
-    pub fn new(decode: Decode) -> Self {
+    pub fn new(decode: impl Fn(&[u8]) -> Result<Batch, DecodeError> + Send + Sync + 'static) -> Self {
         Self {
-            decode,
+            decode: Decode(Box::new(decode)),
             link: Link::Down,
             next: Some(0),
             applied: VecDeque::new(),
@@ -353,7 +361,7 @@ impl Replica {
         }
         self.applied.push_back(xxh3_64(payload));
         self.next = Some(next);
-        match (self.decode)(payload) {
+        match (self.decode.0)(payload) {
             Ok(batch) => {
                 if batch.events.contains(&KvEvent::Cleared) {
                     self.whole = true;

@@ -1,5 +1,6 @@
 //! The routing view: the tokens of the engine's expanded prompt, made to compute hashes; never sent to an engine.
 
+use crate::sglang::pair;
 use crate::{BlockHasher, BlockSize, MediaId, SequenceHash, chain};
 
 /// `count` copies of one token.
@@ -43,6 +44,31 @@ impl RoutingView {
             Some(last) if last.token == token => last.count += count,
             _ => self.runs.push(Run { token, count }),
         }
+    }
+
+    /// Appends `count` positions of which the j-th is `cycle[j % cycle.len()]`: the pads of one SGLang media span. Nothing for an empty cycle.
+    pub fn push_cycle(&mut self, cycle: &[u32], count: u32) {
+        match cycle {
+            [] => {}
+            [token] => self.push(*token, count),
+            _ => (0..count.min(u32::MAX - self.len))
+                .zip(cycle.iter().cycle())
+                .for_each(|(_, &token)| self.push(token, 1)),
+        }
+    }
+
+    /// The view in which an EAGLE engine caches: position i is the pair of tokens i and i + 1, so it is one position shorter. No spans.
+    pub fn to_pairs(&self) -> Self {
+        let mut pairs = Self::with_capacity(2 * self.runs.len());
+        for (index, run) in self.runs.iter().enumerate() {
+            if run.count > 1 {
+                pairs.push(pair(run.token, run.token), run.count - 1);
+            }
+            if let Some(next) = self.runs.get(index + 1) {
+                pairs.push(pair(run.token, next.token), 1);
+            }
+        }
+        pairs
     }
 
     /// Marks the `len` positions from `start` as filled by `id`. Spans come in order of start and are not empty.
@@ -171,6 +197,24 @@ mod tests {
         cut.truncate(5);
         assert_eq!((cut.len(), cut.spans()[0].len), (5, 3));
         assert_eq!(hashes(&cut, 2), hashes(&whole, 2)[..2]);
+    }
+
+    #[test]
+    fn a_cycle_starts_at_its_first_token_in_every_call() {
+        let mut cycled = view(&[1], &[]);
+        cycled.push_cycle(&[7, 8, 9], 4);
+        cycled.push_cycle(&[7, 8, 9], 2);
+        cycled.push_cycle(&[5], 2);
+        cycled.push_cycle(&[], 3);
+        assert_eq!(cycled, view(&[1, 7, 8, 9, 7, 7, 8, 5, 5], &[]));
+    }
+
+    #[test]
+    fn pairs_are_those_of_neighbours_and_one_fewer() {
+        let tokens = [3, 3, 3, 4, 5, 5];
+        let pairs: Vec<_> = tokens.windows(2).map(|two| pair(two[0], two[1])).collect();
+        assert_eq!(view(&tokens, &[]).to_pairs(), view(&pairs, &[]));
+        assert_eq!(view(&[1], &[]).to_pairs(), RoutingView::default());
     }
 
     #[test]

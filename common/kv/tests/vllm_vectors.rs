@@ -81,6 +81,7 @@ fn event(event: &Value) -> KvEvent {
                 lora,
                 group: event["group_idx"].as_u64().unwrap_or(0) as u32,
                 attention: Attention::Full,
+                session: event["session_id"].as_str().map(Arc::from),
             })
         }
         "BlockRemoved" => KvEvent::Removed(Removed {

@@ -2,17 +2,35 @@
 //!
 //! vLLM replaces the first N placeholders of the prompt, in order, by the expansions of its N images. A placeholder that the
 //! client typed counts like any other, so an image may land on it and the template's own stay as they are. What an image becomes,
-//! separators and marks included, is keyed by it as a whole.
+//! separators and marks included, is keyed by it as a whole. Videos have a placeholder of their own and are handled alike.
+
+use std::ops::Range;
 
 use fovea_kv::{MediaId, RoutingView};
 
-use crate::family::{Newlines, Shape, VisionModel};
+use crate::family::{Newlines, Shape, VideoModel, VideoShape, VisionModel};
 
 /// One image of the request, in prompt order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
     pub id: MediaId,
     pub shape: Shape,
+}
+
+/// One video of the request, in prompt order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VideoItem {
+    pub id: MediaId,
+    pub shape: VideoShape,
+}
+
+/// The expanded prompt of a request with videos.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MixedExpansion {
+    pub view: RoutingView,
+    /// Positions of each item, in tokens from the start of the expanded prompt.
+    pub images: Vec<Range<u32>>,
+    pub videos: Vec<Range<u32>>,
 }
 
 /// The expanded prompt.
@@ -31,6 +49,14 @@ pub enum ExpandError {
     TooFewPlaceholders { images: usize, placeholders: usize },
     #[error("image {index} of the request is beyond those that can be predicted: send fewer")]
     TooManyImages { index: usize },
+    #[error(
+        "prompt has {placeholders} video placeholders for {videos} videos: the chat template must write one for each"
+    )]
+    TooFewVideoPlaceholders { videos: usize, placeholders: usize },
+    #[error(
+        "a time of the video at {index} of the request cannot be encoded: take the tokenizer's file from the publisher"
+    )]
+    VideoTime { index: usize },
     #[error("a line break follows an image directly: the engine would not find the image again")]
     LineBreakAfterImage,
 }
@@ -52,6 +78,65 @@ pub fn expand(tokens: &[u32], images: &[Item], model: &VisionModel) -> Result<Ex
 /// As [`expand`].
 pub fn expand_prefix(tokens: &[u32], images: &[Item], model: &VisionModel) -> Result<Expansion, ExpandError> {
     expand_some(tokens, images, model, true)
+}
+
+/// Replaces the first placeholders of `tokens` by images and videos, each kind in its own order. Also right for tokens that end in
+/// front of something unknown. `encode` gives the ids of a text: those of the times that a video's family writes.
+///
+/// No family with videos joins line breaks.
+///
+/// # Errors
+/// As [`expand`], for either kind.
+pub fn expand_mixed(
+    tokens: &[u32],
+    (images, vision): (&[Item], Option<&VisionModel>),
+    (videos, model): (&[VideoItem], &VideoModel),
+    mut encode: impl FnMut(&str) -> Option<Vec<u32>>,
+) -> Result<MixedExpansion, ExpandError> {
+    if images.len().max(videos.len()) > IMAGES_MAX {
+        return Err(ExpandError::TooManyImages { index: IMAGES_MAX });
+    }
+    let mut out = MixedExpansion { view: RoutingView::with_capacity(tokens.len()), images: vec![], videos: vec![] };
+    let (mut rest, view) = (tokens, &mut out.view);
+    loop {
+        // Of what is left of each kind, whichever stands first.
+        let image = images.get(out.images.len()).and_then(|item| {
+            let place = vision?.placeholder(rest, out.images.len())?;
+            Some((item, place))
+        });
+        let video = videos.get(out.videos.len()).and_then(|item| Some((item, model.place(rest)?)));
+        let (item, place) = match (image, video) {
+            (Some((item, place)), None) => (Ok(item), place),
+            (Some((item, place)), Some((_, at))) if place.start < at => (Ok(item), place),
+            (_, Some((item, at))) => (Err(item), at..at + 1),
+            (None, None) => break,
+        };
+        rest[..place.start].iter().for_each(|&token| view.push(token, 1));
+        let start = view.len();
+        let (id, placed) = match item {
+            Ok(image) => {
+                let index = out.images.len();
+                let pushed = vision.is_some_and(|vision| vision.push(&image.shape, index, view));
+                (pushed.then_some(image.id).ok_or(ExpandError::TooManyImages { index })?, &mut out.images)
+            }
+            Err(video) => {
+                let pushed = model.push(&video.shape, &mut encode, view);
+                let index = out.videos.len();
+                (pushed.then_some(video.id).ok_or(ExpandError::VideoTime { index })?, &mut out.videos)
+            }
+        };
+        view.mark(start, view.len() - start, id);
+        placed.push(start..view.len());
+        rest = &rest[place.end..];
+    }
+    if out.images.len() < images.len() {
+        return Err(ExpandError::TooFewPlaceholders { images: images.len(), placeholders: out.images.len() });
+    }
+    if out.videos.len() < videos.len() {
+        return Err(ExpandError::TooFewVideoPlaceholders { videos: videos.len(), placeholders: out.videos.len() });
+    }
+    rest.iter().for_each(|&token| view.push(token, 1));
+    Ok(out)
 }
 
 /// `more` = something unknown follows `tokens`.
@@ -108,5 +193,7 @@ fn join_line_breaks(
     Ok(Expansion { view: joined, placed })
 }
 
+#[cfg(test)]
+mod mixed_tests;
 #[cfg(test)]
 mod tests;

@@ -16,6 +16,7 @@ mod idefics3;
 mod internvl;
 mod kimi_k25;
 mod kimi_vl;
+mod lfm2_vl;
 mod llama4;
 mod llava;
 mod llava_next;
@@ -29,6 +30,7 @@ mod pins;
 mod pixtral;
 mod qwen2_vl;
 mod qwen3_vl;
+mod sampling;
 mod shape;
 mod smart_resize;
 mod tiles;
@@ -47,6 +49,7 @@ use serde_json::Value;
 
 use fields::Fields;
 pub(crate) use newlines::Newlines;
+pub use sampling::{Loader, Sampled, Unsampled, VideoIo};
 pub use shape::Shape;
 use shape::Size;
 pub use video::{Video, VideoModel, VideoShape};
@@ -83,6 +86,7 @@ const FAMILIES: &[(&str, Build)] = &[
     ("glm5_next", glm5_next::model),
     ("idefics3", idefics3::model),
     ("smolvlm", idefics3::model),
+    ("lfm2_vl", lfm2_vl::model),
     ("minicpmv4_6", minicpmv4_6::model),
     ("deepseek_ocr", deepseek_ocr::model),
     ("deepseek_ocr2", deepseek_ocr2::model),

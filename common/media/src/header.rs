@@ -18,11 +18,13 @@ mod png;
 mod tiff;
 mod webp;
 
+pub(crate) use png::crc32;
+
 #[cfg(test)]
 mod tests;
 
 /// Most pixels vLLM accepts (`VLLM_MAX_IMAGE_PIXELS`).
-const PIXELS_MAX: u64 = 178_956_970;
+pub(crate) const PIXELS_MAX: u64 = 178_956_970;
 
 /// What the header says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +69,9 @@ pub enum Format {
 pub enum HeaderError {
     #[error("image format not recognised: send JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF")]
     Unknown,
+    /// Known to be refused by vLLM 0.32 and by plain Pillow 13, so by SGLang too.
+    #[error("bytes are no image that an engine reads ({problem}): send JPEG, PNG or WebP, encoded anew")]
+    NoImage { problem: &'static str },
     #[error("{format:?} image ends inside its header: send the whole file")]
     Truncated { format: Format },
     #[error("{format:?} image has a wrong or unsupported {field}: encode it again")]
@@ -75,12 +80,24 @@ pub enum HeaderError {
     TooManyPixels { width: u32, height: u32 },
 }
 
+impl HeaderError {
+    /// Whether vLLM is known to answer 400 to a whole file of these bytes. False: it may well read what is not read here.
+    pub fn engine_refuses(&self) -> bool {
+        match self {
+            Self::NoImage { .. } | Self::TooManyPixels { .. } => true,
+            // Of other formats Pillow may need less than is read here.
+            Self::Truncated { format } => matches!(format, Format::Jpeg | Format::Png),
+            Self::Unknown | Self::Invalid { .. } => false,
+        }
+    }
+}
+
 /// Reads the header of a whole image file. O(bytes); no pixel is decoded.
 ///
 /// # Errors
 /// When the format is unknown, or the header is damaged or of a kind whose size or pixel mode cannot be told.
 pub fn read(bytes: &[u8]) -> Result<ImageHeader, HeaderError> {
-    let format = format(bytes).ok_or(HeaderError::Unknown)?;
+    let format = format(bytes).ok_or_else(|| no_image(bytes).unwrap_or(HeaderError::Unknown))?;
     let seen = match format {
         Format::Avif => avif::read(bytes),
         Format::Bmp => bmp::read(bytes),
@@ -99,6 +116,7 @@ pub fn read(bytes: &[u8]) -> Result<ImageHeader, HeaderError> {
     }
     .map_err(|problem| match problem {
         Problem::Truncated => HeaderError::Truncated { format },
+        Problem::NoImage(problem) => HeaderError::NoImage { problem },
         Problem::Invalid(field) => HeaderError::Invalid { format, field },
     })?;
     let Seen { width, height, rgb, orientation } = seen;
@@ -125,6 +143,21 @@ struct Seen {
 enum Problem {
     Truncated,
     Invalid(&'static str),
+    /// Pillow is known to refuse it.
+    NoImage(&'static str),
+}
+
+/// Bytes of no format that Pillow opens without a plugin, as far as that is certain.
+fn no_image(bytes: &[u8]) -> Option<HeaderError> {
+    let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes).trim_ascii_start();
+    let problem = match bytes {
+        [] => "no bytes",
+        [_, _, _, _, b'f', b't', b'y', b'p', b'h', b'e', b'i' | b'v', ..] => "HEIC",
+        // Among them SVG, and the page of a server that has no such image.
+        _ if text.starts_with(b"<") => "markup",
+        _ => return None,
+    };
+    Some(HeaderError::NoImage { problem })
 }
 
 /// Format by magic bytes. TGA has none: it is what is left when its fields make sense.

@@ -51,14 +51,27 @@ pub fn vllm_item_id(source: Source<'_>, options: Options<'_>, engine_model: &str
         Source::Uuid(uuid) => frame.sized(b"image").tag(LEAF).sized(uuid.as_bytes()),
         Source::File { bytes, converted } => frame.file(bytes, converted, options.media_io),
     };
-    if let Some(media_io) = options.media_io.filter(|map| !map.is_empty()) {
-        frame.sized(b"media_io_kwargs").tag(MAPPING).count(1).sized(b"image").map(media_io);
-    }
-    if let Some(processor) = options.mm_processor.filter(|map| !map.is_empty()) {
-        frame.sized(b"mm_processor_kwargs").map(processor);
-    }
-    frame.sized(b"model_id").tag(LEAF).sized(engine_model.as_bytes());
+    frame.options(b"image", options).sized(b"model_id").tag(LEAF).sized(engine_model.as_bytes());
     MediaId(*frame.0.finalize().as_bytes())
+}
+
+/// vLLM's id of a video part with a uuid: the uuid when no option is set, else a hash of it with them (0.33,
+/// `processing/inputs.py`). `media_io` of the options is the request's `media_io_kwargs.video`, over the server's.
+///
+/// Without a uuid the id also depends on what was decoded, so only a video that was given one has an id known here.
+pub fn vllm_video_id(uuid: &str, options: Options<'_>, engine_model: &str) -> MediaId {
+    if options.is_empty() {
+        return MediaId::from_engine_id(uuid);
+    }
+    let mut frame = Frame(blake3::Hasher::new());
+    frame.options(b"video", options).sized(b"model_id").tag(LEAF).sized(engine_model.as_bytes());
+    frame.sized(b"video").tag(LEAF).sized(uuid.as_bytes());
+    MediaId(*frame.0.finalize().as_bytes())
+}
+
+/// What we name a video or sound by, of all the bytes of its file: a uuid for it that no two files share.
+pub fn content_id(bytes: &[u8]) -> MediaId {
+    MediaId(*blake3::hash(bytes).as_bytes())
 }
 
 /// Writes the framing straight into the hasher.
@@ -87,6 +100,16 @@ impl Frame {
             self.sized(b"data");
         }
         self.tag(LEAF).sized(bytes)
+    }
+
+    fn options(&mut self, kind: &[u8], options: Options<'_>) -> &mut Self {
+        if let Some(media_io) = options.media_io.filter(|map| !map.is_empty()) {
+            self.sized(b"media_io_kwargs").tag(MAPPING).count(1).sized(kind).map(media_io);
+        }
+        if let Some(processor) = options.mm_processor.filter(|map| !map.is_empty()) {
+            self.sized(b"mm_processor_kwargs").map(processor);
+        }
+        self
     }
 
     fn map(&mut self, map: &Map<String, Value>) -> &mut Self {

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use crate::cut::cut_members;
 use crate::error::ParseError;
 use crate::json::{Cursor, Kind, Result};
+use crate::top::option;
 
 /// What a media part carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -32,6 +33,9 @@ pub struct MediaPart<'a> {
     pub url: Option<Cow<'a, str>>,
     /// Where the URL stands in the body, as a JSON string with its quotes.
     pub url_at: Option<Range<usize>>,
+    /// Members of its media object that change what an engine makes of it: `detail` unless "auto", `max_dynamic_patch`,
+    /// `min_dynamic_patch`. vLLM reads none of them.
+    pub options: Map<String, Value>,
     /// The client's own identity of the item, when given and not null.
     pub uuid: Option<Cow<'a, str>>,
     /// Where a new member, comma included, can be inserted: just after the part's `{`.
@@ -77,6 +81,7 @@ struct Draft<'a> {
     /// Index into `MEDIA_KEYS` and the URL with its place.
     media: Option<(usize, Option<Source<'a>>)>,
     has_data: bool,
+    options: Map<String, Value>,
     rest: Map<String, Value>,
 }
 
@@ -99,6 +104,7 @@ pub(crate) fn parse<'a>(cursor: &mut Cursor<'a>, message: usize, media: &mut Vec
         kind,
         url,
         url_at,
+        options: std::mem::take(&mut draft.options),
         uuid: draft.uuid.take(),
         insert_at: start + 1,
         uuid_cut: cut_members(&members, |key| key == "uuid").pop(),
@@ -113,7 +119,7 @@ impl<'a> Draft<'a> {
             if self.media.is_some() {
                 return Err(cursor.error("a second media item in one part", ONE_KIND));
             }
-            self.media = Some((index, source(cursor)?));
+            self.media = Some((index, source(cursor, &mut self.options)?));
             return Ok(());
         }
         match key {
@@ -172,7 +178,7 @@ impl<'a> Draft<'a> {
 }
 
 /// The text inside a media member: itself a string, or an object with `url` or, for `input_audio`, `data`.
-fn source<'a>(cursor: &mut Cursor<'a>) -> Result<Option<Source<'a>>> {
+fn source<'a>(cursor: &mut Cursor<'a>, options: &mut Map<String, Value>) -> Result<Option<Source<'a>>> {
     let mut found = None;
     match cursor.kind()? {
         Kind::String => return placed(cursor).map(Some),
@@ -181,6 +187,9 @@ fn source<'a>(cursor: &mut Cursor<'a>) -> Result<Option<Source<'a>>> {
                 match key {
                     "url" | "data" if cursor.kind()? == Kind::Null => cursor.skip()?,
                     "url" | "data" => found = Some(placed(cursor).map_err(|error| error.within(key))?),
+                    "detail" | "max_dynamic_patch" | "min_dynamic_patch" => {
+                        option(cursor, key, options).map_err(|error| error.within(key))?;
+                    }
                     _ => cursor.skip()?,
                 }
                 Ok(())
@@ -188,6 +197,7 @@ fn source<'a>(cursor: &mut Cursor<'a>) -> Result<Option<Source<'a>>> {
         }
         _ => cursor.skip()?,
     }
+    options.retain(|key, value| key != "detail" || value != "auto");
     Ok(found)
 }
 

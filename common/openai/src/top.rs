@@ -38,6 +38,20 @@ pub struct Common<'a> {
     pub add_special_tokens: Option<bool>,
     /// Cuts the prompt to its last tokens, so nothing can be predicted from its front.
     pub truncate_prompt_tokens: bool,
+    /// `max_dynamic_patch` and `min_dynamic_patch` (SGLang 0.5.23): they change how images are cut into tiles. Empty when absent.
+    pub patch_options: Map<String, Value>,
+    /// A field, given and not null, that sets the request's blocks apart by other means than its salt and model name: `extra_key` or
+    /// `lora_path` (SGLang).
+    pub namespace: Option<&'static str>,
+    /// A field, given and not null, that holds the prompt's token ids in place of messages: `input_ids` (SGLang) or `prompt_token_ids`
+    /// (TensorRT-LLM).
+    pub prompt_ids: Option<&'static str>,
+    /// `prompt_logprobs`, `echo` and `logprobs` ask for something.
+    pub prompt_logprobs: bool,
+    pub echo: bool,
+    pub logprobs: bool,
+    /// Where a member, comma included, can be put into the body: in front of its first one. 0 = nowhere.
+    pub insert_at: usize,
     /// Ranges of the body that must not reach an engine ([`CutPolicy`], except uuids, which stand with their parts), in order.
     pub cuts: Vec<Range<usize>>,
 }
@@ -61,14 +75,23 @@ impl<'a> Common<'a> {
             "media_io_kwargs" => self.media_io_kwargs = cursor.map()?,
             "add_special_tokens" => self.add_special_tokens = cursor.flag()?,
             "truncate_prompt_tokens" => self.truncate_prompt_tokens = cursor.present()?,
+            "max_dynamic_patch" | "min_dynamic_patch" => option(cursor, key, &mut self.patch_options)?,
+            "extra_key" => self.namespace = cursor.present()?.then_some("extra_key").or(self.namespace),
+            "lora_path" => self.namespace = cursor.present()?.then_some("lora_path").or(self.namespace),
+            "input_ids" => self.prompt_ids = cursor.present()?.then_some("input_ids").or(self.prompt_ids),
+            "prompt_token_ids" => self.prompt_ids = cursor.present()?.then_some("prompt_token_ids").or(self.prompt_ids),
+            "prompt_logprobs" => self.prompt_logprobs = cursor.present()?,
+            "echo" => self.echo = cursor.value()? == Value::Bool(true),
+            "logprobs" => self.logprobs = cursor.present()?,
             "vllm_xargs" => self.extra_args(cursor, policy)?,
             _ => return Ok(false),
         }
         Ok(true)
     }
 
-    /// Cuts of whole members of the body.
+    /// Cuts of whole members of the body, and where it starts.
     pub(crate) fn cut_top(&mut self, members: &[Member<'_>], policy: CutPolicy) {
+        self.insert_at = members.first().map_or(0, |member| member.span.start);
         if policy.transfer_params {
             self.cuts.extend(cut_members(members, |key| matches!(key, "kv_transfer_params" | "ec_transfer_params")));
         }
@@ -85,6 +108,15 @@ impl<'a> Common<'a> {
         }
         Ok(())
     }
+}
+
+/// Keeps the value of an option unless it is null.
+pub(crate) fn option(cursor: &mut Cursor<'_>, key: &str, options: &mut Map<String, Value>) -> Result<()> {
+    let value = cursor.value()?;
+    if !value.is_null() {
+        options.insert(key.to_owned(), value);
+    }
+    Ok(())
 }
 
 fn include_usage(cursor: &mut Cursor<'_>) -> Result<bool> {

@@ -1,7 +1,9 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::message::{EngineFacts, EngineKind, HashScheme, WorkerFacts};
+use fovea_kv::{MediaId, MediaKey};
+
+use crate::message::{EngineFacts, EngineKind, HashScheme, Learnt, LearntValue, WorkerFacts};
 
 pub(crate) fn hello(workers: u32) -> Hello {
     let worker = |dp_rank| WorkerFacts { dp_rank, block_size: 16, capacity_blocks: 1 << 20, events: true };
@@ -21,7 +23,19 @@ pub(crate) fn hello(workers: u32) -> Hello {
         },
         workers: (0..workers).map(worker).collect(),
         draining: false,
+        media_trusted: true,
     }
+}
+
+pub(crate) fn learnt() -> Vec<Learnt> {
+    let values = [
+        LearntValue::Id(MediaId([9; 32])),
+        LearntValue::Pads(vec![1_000_007]),
+        LearntValue::Pads(vec![u32::MAX, 1 << 31, 1_000_000, 5]),
+        LearntValue::Nothing,
+    ];
+    let facts = (0..).zip(values);
+    facts.map(|(index, value)| Learnt { key: MediaKey([index; 32]), tokens: u32::from(index) * 300, value }).collect()
 }
 
 fn hashes() -> impl Strategy<Value = Vec<SequenceHash>> {
@@ -32,8 +46,10 @@ fn from_sidecar() -> impl Strategy<Value = FromSidecar> {
     let level = || (hashes(), hashes()).prop_map(|(removed, stored)| LevelDelta { removed, stored });
     let at = || (any::<u16>(), any::<u64>(), any::<u64>());
     prop_oneof![
-        (0..4_u32, ".{0,9}")
-            .prop_map(|(workers, url)| { FromSidecar::Hello(Hello { advertised_url: url, ..hello(workers) }) }),
+        (0..4_u32, ".{0,9}", any::<bool>()).prop_map(|(workers, url, media_trusted)| {
+            FromSidecar::Hello(Hello { advertised_url: url, media_trusted, ..hello(workers) })
+        }),
+        prop::sample::subsequence(learnt(), 0..=4).prop_map(FromSidecar::Learnt),
         (at(), 0..3_usize, any::<(bool, bool)>(), hashes()).prop_map(
             |((worker, epoch, seq), level, (first, last), hashes)| {
                 FromSidecar::Snapshot(Snapshot { worker, epoch, seq, level: Tier::ALL[level], first, last, hashes })
@@ -155,7 +171,7 @@ fn the_bytes_of_a_delta_are_those_of_the_reference() {
 #[test]
 fn the_bytes_of_small_messages_are_those_of_the_reference() {
     assert_eq!(encode_sidecar(&FromSidecar::Heartbeat).unwrap(), [3, 0, 0, 0, 1, 0, 5][..]);
-    assert_eq!(encode_balancer(&FromBalancer::Welcome(PROTOCOL)), [5, 0, 0, 0, 3, 0, 0x41, 1, 0][..]);
+    assert_eq!(encode_balancer(&FromBalancer::Welcome(PROTOCOL)), [5, 0, 0, 0, 3, 0, 0x41, 1, 1][..]);
     assert_eq!(encode_balancer(&FromBalancer::Resync { worker: 7 }), [4, 0, 0, 0, 2, 0, 0x43, 7][..]);
 }
 
@@ -166,6 +182,83 @@ fn a_later_minor_may_add_fields_at_the_end() {
     let mut record = postcard::to_stdvec(&Hello { protocol: Version { major: 1, minor: 9 }, ..hello(1) }).unwrap();
     record.extend([1, 2, 3]);
     assert!(matches!(one(&framed(&[&[1, 0, 1], &record])), Ok(FromSidecar::Hello(_))));
+}
+
+/// By hand: the hello of protocol 1.0 has nothing behind `draining`.
+fn hello_of_minor(minor: u8, draining: u8, later: &[u8]) -> Vec<u8> {
+    let engine = [0, 1, b'v', 1, b'm', 1, 1, b'n', 0, 0x80, 0x20, 1, 0, 0];
+    framed(&[&[1, 0, 1], &[1, minor, 1, b'u'], &engine, &[1, 3, 16, 0, 1], &[draining], later])
+}
+
+#[test]
+fn a_hello_of_protocol_1_0_trusts_media() {
+    let expected = |minor, draining, media_trusted| {
+        let facts = hello(0).engine;
+        let named = |name: &str| name.to_owned();
+        FromSidecar::Hello(Hello {
+            protocol: Version { major: 1, minor },
+            advertised_url: named("u"),
+            engine: EngineFacts { version: named("v"), served_names: vec![named("n")], ..facts },
+            workers: vec![WorkerFacts { dp_rank: 3, block_size: 16, capacity_blocks: 0, events: true }],
+            draining,
+            media_trusted,
+        })
+    };
+    assert_eq!(one(&hello_of_minor(0, 1, &[])), Ok(expected(0, true, true)));
+    assert_eq!(one(&hello_of_minor(0, 0, &[])), Ok(expected(0, false, true)));
+    assert_eq!(one(&hello_of_minor(1, 0, &[0])), Ok(expected(1, false, false)));
+    assert_eq!(one(&hello_of_minor(2, 0, &[1, 77])), Ok(expected(2, false, true)));
+    let malformed = Err(CodecError::Malformed { message: "hello" });
+    assert_eq!(one::<FromSidecar>(&hello_of_minor(1, 0, &[])), malformed);
+}
+
+#[test]
+fn the_bytes_of_learnt_facts_are_those_of_the_reference() {
+    let facts = vec![
+        Learnt { key: MediaKey([0xab; 32]), tokens: 300, value: LearntValue::Pads(vec![1_000_007]) },
+        Learnt { key: MediaKey([0xcd; 32]), tokens: 0, value: LearntValue::Nothing },
+    ];
+    let body = [&[2][..], &[0xab; 32], &[0xac, 2, 1, 1, 0xc7, 0x84, 0x3d], &[0xcd; 32], &[0, 2]];
+    let expected = framed(&[&[1, 0, 6], &body.concat()]);
+    assert_eq!(encode_sidecar(&FromSidecar::Learnt(facts.clone())).unwrap(), expected);
+    let with_more = framed(&[&[1, 0, 6], &body.concat(), &[1, 2]]);
+    assert_eq!(one(&with_more), Ok(FromSidecar::Learnt(facts)));
+}
+
+#[test]
+fn learnt_facts_are_split_and_never_too_long() {
+    let fact = |key: u8| {
+        let id = Learnt { key: MediaKey([key; 32]), tokens: u32::MAX, value: LearntValue::Id(MediaId([key; 32])) };
+        let pads = LearntValue::Pads(vec![u32::MAX; 4]);
+        [id.clone(), Learnt { value: pads, ..id }]
+    };
+    let facts: Vec<_> = (0..=255).cycle().take(MAX_LEARNT_PER_FRAME).flat_map(fact).chain(learnt()).collect();
+    let frames: Vec<_> = learnt_frames(&facts).map(Result::unwrap).collect();
+    assert_eq!(frames.len(), 3);
+    let decoded = frames.iter().flat_map(|frame| match one(frame).unwrap() {
+        FromSidecar::Learnt(facts) => facts,
+        other => panic!("{other:?}"),
+    });
+    assert!(decoded.eq(facts));
+    assert_eq!(learnt_frames(&[]).count(), 0);
+}
+
+#[test]
+fn hostile_learnt_facts_are_refused_by_name() {
+    let malformed = Err(CodecError::Malformed { message: "learnt" });
+    for tail in [&[1, 2, 5, 5][..], &[1, 0], &[3], &[0, 1, 2]] {
+        let body = [&[1], &[0xab; 32][..], &[7], tail].concat();
+        assert_eq!(one::<FromSidecar>(&framed(&[&[1, 0, 6], &body])), malformed, "{tail:?}");
+    }
+    assert_eq!(one::<FromSidecar>(&framed(&[&[1, 0, 6], &[0xff, 0xff, 0xff, 0xff, 0x0f]])), malformed);
+    let count = MAX_LEARNT_PER_FRAME + 1;
+    let many = vec![Learnt { key: MediaKey([0; 32]), tokens: 0, value: LearntValue::Nothing }; count];
+    let expected = Err(CodecError::TooManyLearnt { facts: count });
+    assert_eq!(encode_sidecar(&FromSidecar::Learnt(many)), expected);
+    let body = [postcard::to_stdvec(&(8193_u32)).unwrap(), [&[0; 33][..], &[2]].concat().repeat(count)].concat();
+    assert_eq!(one::<FromSidecar>(&framed(&[&[1, 0, 6], &body])).map(drop), expected.map(drop));
+    let wrong = Learnt { key: MediaKey([0; 32]), tokens: 0, value: LearntValue::Pads(vec![1, 2]) };
+    assert!(learnt_frames(&[wrong]).all(|frame| frame.is_err()));
 }
 
 #[test]

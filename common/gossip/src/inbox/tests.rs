@@ -1,5 +1,5 @@
 use super::*;
-use crate::codec::tests::hello;
+use crate::codec::tests::{hello, learnt};
 use crate::message::LevelDelta;
 
 mod simulation;
@@ -24,6 +24,7 @@ fn words(changes: &[Change]) -> String {
         Change::Stored { level, hashes, .. } => format!("+{level:?}{}", hashes[0].0),
         Change::Live { epoch, seq, .. } => format!("live{epoch}/{seq}"),
         Change::Load(_) => "load".to_owned(),
+        Change::Learnt(facts) => format!("learnt{}", facts.len()),
         Change::Resync { worker } => format!("resync{worker}"),
     };
     changes.iter().map(word).collect::<Vec<_>>().join(" ")
@@ -83,6 +84,7 @@ fn workers_are_apart() {
         (delta(0, (5, 9)), "resync0"),
         (snapshot(1, (5, 7), "l", 1), "+Gpu1 live5/7"),
         (FromSidecar::Load(Load { worker: 1, ..Load::default() }), "load"),
+        (FromSidecar::Learnt(learnt()), "learnt4"),
         (FromSidecar::Heartbeat, ""),
     ]);
 }

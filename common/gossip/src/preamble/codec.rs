@@ -1,9 +1,9 @@
 //! Bytes of the preamble: a version byte, then a postcard record. `docs/protocols/preamble.md` is the reference.
 
-use fovea_kv::MediaId;
+use fovea_kv::{MediaId, MediaKey};
 use serde::{Deserialize, Serialize};
 
-use super::{Identity, Preamble};
+use super::{Identity, Preamble, Slot};
 
 /// Longest preamble that a sidecar takes, in bytes.
 pub const MAX_PREAMBLE_BYTES: usize = 4 << 20;
@@ -31,6 +31,10 @@ pub enum PreambleError {
     View,
     #[error("preamble span {index} is empty, out of order or outside the view; send ascending spans of the view")]
     Span { index: usize },
+    #[error(
+        "preamble slot {index} is empty, overlaps the one before or is outside the view; send ascending, disjoint slots of the view"
+    )]
+    Slot { index: usize },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -45,6 +49,16 @@ struct Record {
     last: u64,
     identities: Vec<(u64, [u8; 32], u32)>,
     cuts: Vec<(u64, u64)>,
+}
+
+/// What follows the record; absent in records of balancers older than it.
+#[derive(Default, Serialize, Deserialize)]
+struct Tail {
+    root: u64,
+    /// Start, length, key, known.
+    slots: Vec<(u32, u32, [u8; 32], bool)>,
+    session: Option<String>,
+    body_at: u64,
 }
 
 /// A record over [`MAX_PREAMBLE_BYTES`] is refused by every sidecar: send such a request without its view.
@@ -62,7 +76,14 @@ pub fn encode(preamble: &Preamble) -> Vec<u8> {
         identities: preamble.identities.iter().map(|item| (item.insert_at, item.id.0, item.tokens)).collect(),
         cuts: preamble.cuts.clone(),
     };
-    postcard::to_extend(&record, vec![VERSION]).expect("a record of integers and arrays always encodes")
+    let tail = Tail {
+        root: preamble.root,
+        slots: preamble.slots.iter().map(|slot| (slot.start, slot.len, slot.key.0, slot.known)).collect(),
+        session: preamble.session.clone(),
+        body_at: preamble.body_at,
+    };
+    postcard::to_extend(&(record, tail), vec![VERSION])
+        .expect("a record of integers, arrays and strings always encodes")
 }
 
 /// # Errors
@@ -75,10 +96,15 @@ pub fn decode(bytes: &[u8]) -> Result<Preamble, PreambleError> {
     if version != VERSION {
         return Err(PreambleError::Version { version });
     }
-    let (record, _): (Record, _) = postcard::take_from_bytes(record).map_err(|_| PreambleError::Malformed)?;
+    let (record, later): (Record, _) = postcard::take_from_bytes(record).map_err(|_| PreambleError::Malformed)?;
+    let tail = match later {
+        [] => Tail::default(),
+        _ => postcard::take_from_bytes(later).map_err(|_| PreambleError::Malformed)?.0,
+    };
     check_edits(&record)?;
-    check_view(&record)?;
+    check_view(&record, &tail)?;
     let identity = |(insert_at, id, tokens)| Identity { insert_at, id: MediaId(id), tokens };
+    let slot = |(start, len, key, known)| Slot { start, len, key: MediaKey(key), known };
     Ok(Preamble {
         dp_rank: record.dp_rank,
         prompt_tokens: record.prompt_tokens,
@@ -90,6 +116,10 @@ pub fn decode(bytes: &[u8]) -> Result<Preamble, PreambleError> {
         last: record.last,
         identities: record.identities.into_iter().map(identity).collect(),
         cuts: record.cuts,
+        root: tail.root,
+        slots: tail.slots.into_iter().map(slot).collect(),
+        session: tail.session,
+        body_at: tail.body_at,
     })
 }
 
@@ -112,8 +142,8 @@ fn check_edits(record: &Record) -> Result<(), PreambleError> {
     Ok(())
 }
 
-/// Spans ascend by start and lie inside the view.
-fn check_view(record: &Record) -> Result<(), PreambleError> {
+/// Spans and slots ascend by start and lie inside the view; slots do not overlap.
+fn check_view(record: &Record, tail: &Tail) -> Result<(), PreambleError> {
     let length: u64 = record.runs.iter().map(|&(_, count)| u64::from(count)).sum();
     if length > u64::from(u32::MAX) {
         return Err(PreambleError::View);
@@ -124,6 +154,14 @@ fn check_view(record: &Record) -> Result<(), PreambleError> {
             return Err(PreambleError::Span { index });
         }
         previous = start;
+    }
+    let mut free_from = 0;
+    for (index, &(start, len, _, _)) in tail.slots.iter().enumerate() {
+        let end = u64::from(start) + u64::from(len);
+        if len == 0 || u64::from(start) < free_from || end > length {
+            return Err(PreambleError::Slot { index });
+        }
+        free_from = end;
     }
     Ok(())
 }

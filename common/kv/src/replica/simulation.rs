@@ -62,6 +62,7 @@ fn decode(payload: &[u8]) -> Result<Batch, DecodeError> {
             extra: Vec::new(),
             group: 0,
             attention: crate::event::Attention::Full,
+            session: None,
         }),
     };
     if payload.contains(&GARBAGE) {

@@ -6,9 +6,9 @@
 
 use std::sync::Arc;
 
-use super::msgpack::{Cursor, Head};
 use crate::MediaId;
 use crate::event::{BlockExtra, DecodeError, Stored};
+use crate::wire::msgpack::{Cursor, Head};
 
 pub(super) fn read(mut cursor: Cursor<'_>, stored: &Stored) -> Result<Vec<BlockExtra>, DecodeError> {
     let start = cursor;

@@ -41,8 +41,11 @@ pub(super) fn read(bytes: &[u8]) -> Result<Seen, Problem> {
     let length = index(be32(bytes, at)?);
     let checked = slice(bytes, at + 4, length.saturating_add(4))?;
     // A header chunk is 13 bytes; the limit bounds the time of a checksum over a longer one.
-    if length > 64 || be32(bytes, at + 8 + length)? != crc32(checked) {
-        return Err(Problem::Invalid("header checksum"));
+    if length > 64 {
+        return Err(Problem::Invalid("header length"));
+    }
+    if be32(bytes, at + 8 + length)? != crc32(checked) {
+        return Err(Problem::NoImage("header checksum of a PNG"));
     }
     let (width, height) = (be32(header, 0)?, be32(header, 4)?);
     let rgb = match (u8_at(header, 8)?, u8_at(header, 9)?) {
@@ -175,7 +178,7 @@ fn unhex(text: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Checksum of PNG chunks, bit by bit: it covers a few bytes only.
-fn crc32(bytes: &[u8]) -> u32 {
+pub(crate) fn crc32(bytes: &[u8]) -> u32 {
     let step = |crc: u32| if crc & 1 == 0 { crc >> 1 } else { crc >> 1 ^ 0xedb8_8320 };
     !bytes.iter().fold(!0, |crc, &byte| (0..8).fold(crc ^ u32::from(byte), |crc, _| step(crc)))
 }

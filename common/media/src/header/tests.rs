@@ -47,6 +47,28 @@ fn a_refused_file_has_no_size_or_its_own() {
 }
 
 #[test]
+fn bytes_that_no_engine_reads_are_told_from_those_not_known_here() {
+    let refused = |bytes: &[u8]| read(bytes).unwrap_err().engine_refuses();
+    for row in rows() {
+        if read(&file(&row)).is_err_and(|error| error.engine_refuses()) {
+            assert_eq!((&row["vllm"]["accepted"], &row["stored"]), (&Value::Bool(false), &Value::Null), "{row}");
+        }
+    }
+    for file in ["bad_crc.png", "empty.bin", "x.svg", "x.heic", "truncated_header.jpg"] {
+        assert!(refused(&std::fs::read(images().join(file)).unwrap()), "{file}");
+    }
+    // 60000x60000 pixels under a wrong checksum: refused for what it is, not for its size.
+    let mut bomb = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\xea\x60\0\0\xea\x60\x08\x02\0\0\0".to_vec();
+    bomb.extend([1, 2, 3, 4]);
+    let error = read(&bomb).unwrap_err();
+    assert_eq!(error, HeaderError::NoImage { problem: "header checksum of a PNG" });
+    assert!(error.engine_refuses());
+    for unknown in [&b"\x00\x00\x00\x0cftypcrx "[..], b"icns\0\0", b"%!PS-Adobe", b"\x01\x02\x03\x04"] {
+        assert!(!refused(unknown), "{unknown:?}");
+    }
+}
+
+#[test]
 fn a_bomb_of_text_is_refused_without_inflating_it() {
     let png = std::fs::read(images().join("rgb.png")).unwrap();
     let bomb = miniz_oxide::deflate::compress_to_vec_zlib(&vec![b'0'; 8 << 20], 9);

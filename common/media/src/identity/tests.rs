@@ -99,3 +99,13 @@ fn ids_under_request_options_are_those_of_the_capture() {
     }
     assert_eq!(compared, 4);
 }
+
+/// Expected value from Python's blake3 over the framing written by hand.
+#[test]
+fn a_video_s_options_enter_its_id() {
+    let options = serde_json::json!({ "num_frames": 8 });
+    let options = Options { mm_processor: None, media_io: options.as_object() };
+    let id = vllm_video_id("abc", options, "/m/q");
+    assert_eq!(id.to_string(), "e0e54fc0f5739bacd5865e4305be272d7435e7e976b0edd7668e722467695bd3");
+    assert_eq!(vllm_video_id("abc", Options::default(), "/m/q"), MediaId::from_engine_id("abc"));
+}

@@ -125,3 +125,18 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn fields_of_other_engines_that_set_blocks_apart_are_named() {
+    let check = |rest: &str, namespace, prompt_ids, logprobs| {
+        let body = format!(r#"{{"messages":[]{rest}}}"#);
+        let common = ChatRequest::parse(&body).unwrap().common;
+        assert_eq!((common.namespace, common.prompt_ids), (namespace, prompt_ids), "{body}");
+        assert_eq!([common.prompt_logprobs, common.echo, common.logprobs], logprobs, "{body}");
+        assert_eq!(body[..common.insert_at].chars().last(), Some('{'));
+    };
+    check(r#","extra_key":"t","input_ids":null"#, Some("extra_key"), None, [false; 3]);
+    check(r#","lora_path":null,"input_ids":[1]"#, None, Some("input_ids"), [false; 3]);
+    check(r#","echo":1,"logprobs":null,"prompt_logprobs":0"#, None, None, [true, false, false]);
+    check(r#","echo":true,"logprobs":true"#, None, None, [false, true, true]);
+}

@@ -138,3 +138,18 @@ fn a_url_is_known_with_its_place() {
         assert_eq!(serde_json::from_str::<String>(text).unwrap(), "a/b");
     }
 }
+
+#[test]
+fn options_of_a_media_object_are_kept_unless_they_say_nothing() {
+    let options = |media: &str| {
+        let body = body(&format!(r#"{{"type":"image_url","image_url":{{"url":"u",{media}}}}}"#));
+        let request = ChatRequest::parse(&body).unwrap();
+        Value::Object(request.media[0].options.clone())
+    };
+    assert_eq!(options(r#""detail":"low","x":1"#), json!({"detail":"low"}));
+    assert_eq!(options(r#""detail":"auto","max_dynamic_patch":null"#), json!({}));
+    assert_eq!(
+        options(r#""min_dynamic_patch":1,"max_dynamic_patch":4"#),
+        json!({"min_dynamic_patch":1,"max_dynamic_patch":4})
+    );
+}

@@ -57,7 +57,7 @@ impl Mirror {
                 self.filling[usize::from(worker)] = None;
                 cursor.resync(worker);
             }
-            Change::Hello(_) | Change::Load(_) => {}
+            Change::Hello(_) | Change::Load(_) | Change::Learnt(_) => {}
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::event::DecodeError;
 
 /// The start of one value. Scalars and strings are whole; the items of a container follow it.
 #[derive(Debug)]
-pub(super) enum Head<'a> {
+pub(crate) enum Head<'a> {
     Nil,
     Unsigned(u64),
     Negative(i64),
@@ -22,21 +22,21 @@ pub(super) enum Head<'a> {
 
 /// Position in a payload. Copying it remembers a place to come back to.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cursor<'a> {
+pub(crate) struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
 impl<'a> Cursor<'a> {
-    pub(super) fn new(bytes: &'a [u8]) -> Self {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, at: 0 }
     }
 
-    pub(super) fn is_at_end(&self) -> bool {
+    pub(crate) fn is_at_end(&self) -> bool {
         self.at == self.bytes.len()
     }
 
-    pub(super) fn wanted(&self, wanted: &'static str) -> DecodeError {
+    pub(crate) fn wanted(&self, wanted: &'static str) -> DecodeError {
         DecodeError::Layout { at: self.at, wanted }
     }
 
@@ -90,7 +90,7 @@ impl<'a> Cursor<'a> {
         self.items(count, 2).map(Head::Map)
     }
 
-    pub(super) fn head(&mut self) -> Result<Head<'a>, DecodeError> {
+    pub(crate) fn head(&mut self) -> Result<Head<'a>, DecodeError> {
         let at = self.at;
         Ok(match Marker::from_u8(self.take(1)?[0]) {
             Marker::Null => Head::Nil,
@@ -138,7 +138,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Passes over one value of any depth: values still to come are counted, not stacked.
-    pub(super) fn skip(&mut self) -> Result<(), DecodeError> {
+    pub(crate) fn skip(&mut self) -> Result<(), DecodeError> {
         let mut pending = 1_usize;
         while pending > 0 {
             pending -= 1;
@@ -154,11 +154,11 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    pub(super) fn text(&mut self) -> Result<&'a str, DecodeError> {
+    pub(crate) fn text(&mut self) -> Result<&'a str, DecodeError> {
         self.optional_text()?.ok_or_else(|| self.wanted("string"))
     }
 
-    pub(super) fn optional_text(&mut self) -> Result<Option<&'a str>, DecodeError> {
+    pub(crate) fn optional_text(&mut self) -> Result<Option<&'a str>, DecodeError> {
         let start = *self;
         match self.head()? {
             Head::Nil => Ok(None),
@@ -167,7 +167,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    pub(super) fn optional_u32(&mut self) -> Result<Option<u32>, DecodeError> {
+    pub(crate) fn optional_u32(&mut self) -> Result<Option<u32>, DecodeError> {
         let start = *self;
         match self.head()? {
             Head::Nil => Ok(None),
@@ -177,7 +177,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Length of the array that starts here.
-    pub(super) fn array(&mut self) -> Result<usize, DecodeError> {
+    pub(crate) fn array(&mut self) -> Result<usize, DecodeError> {
         let start = *self;
         match self.head()? {
             Head::Array(items) => Ok(items),
