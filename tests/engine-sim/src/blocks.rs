@@ -5,6 +5,7 @@
 
 use crate::events::{KvEvent, Stored};
 use crate::hash::{BlockHasher, Digest, ExtraKey};
+use crate::tree::Hold;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 
@@ -43,6 +44,8 @@ pub struct Sequence {
     pub lora: Option<Lora>,
     /// Shown in events.
     pub session_id: Option<String>,
+    /// SGLang's `extra_key`.
+    pub extra_key: Option<String>,
     /// Tokens whose KV is there (or is being computed in this step, after `allocate`).
     pub computed: usize,
     blocks: Vec<usize>,
@@ -50,6 +53,8 @@ pub struct Sequence {
     stored: usize,
     hashes: Vec<Digest>,
     keys: Vec<Vec<ExtraKey>>,
+    /// What it holds of a page tree, in place of `blocks` to `keys`.
+    pub(crate) hold: Hold,
 }
 
 impl Sequence {

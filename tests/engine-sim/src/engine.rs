@@ -1,256 +1,121 @@
-//! The engine task: turns scheduler steps into time, and step ends into tokens and events.
+//! One engine: what all its data-parallel ranks share behind one HTTP port.
+//!
+//! Mirrors vLLM 0.32 with an internal load balancer: one API server, `--data-parallel-size` engine cores.
 
-use crate::blocks::BlockPool;
+mod rank;
+mod state;
+
 use crate::config::SimConfig;
 use crate::fault::Fault;
-use crate::hash::{BlockHasher, Digest};
 use crate::prompt::{MediaCache, Model};
-use crate::publisher::{Command, Published};
-use crate::scheduler::{Counts, Job, Limits, Progress, Scheduler, Step};
-use serde::Serialize;
-use serde_json::Value;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::publisher::Changes;
+use crate::trtllm::pull::Queue;
+pub use rank::{Answers, Place, QueueFull, Rank, Sources, submit};
+pub use state::State;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
-use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
-/// What HTTP handlers and the engine task share.
+/// What HTTP handlers and the ranks' tasks share.
 pub struct Engine {
     /// Settings.
-    pub config: SimConfig,
+    pub config: Arc<SimConfig>,
     /// The model directory.
     pub model: Arc<Model>,
-    /// Processor cache.
+    /// Processor cache, in front of all ranks.
     pub media: Mutex<MediaCache>,
-    /// What went out on the event socket.
-    pub published: Arc<Published>,
-    /// Where events are published.
-    pub sources: Sources,
+    /// At least one.
+    pub ranks: Vec<Arc<Rank>>,
     /// Ends all tasks; cancelled by the owner or by the fault `die`.
     pub stop: CancellationToken,
+    /// Events that wait for a poll (TensorRT-LLM).
+    pub pull: Arc<Queue>,
+    /// Steps up to the last poll of `/metrics` (TensorRT-LLM).
+    pub polled_steps: AtomicU64,
+    changes: Changes,
     died: AtomicBool,
-    scheduler: Mutex<Scheduler>,
-    wake: Arc<Notify>,
-    commands: mpsc::Sender<Command>,
-    faults: Mutex<RequestFaults>,
+    errors: Mutex<Vec<ErrorsLeft>>,
     request_number: AtomicU64,
+    /// Where the search for the rank with the least work begins.
+    next_rank: AtomicUsize,
 }
 
-/// Addresses and topic of the event sockets.
-#[derive(Clone, Debug)]
-pub struct Sources {
-    /// `tcp://…` of the event socket.
-    pub events: String,
-    /// `tcp://…` of the replay socket.
-    pub replay: String,
-    /// First frame of each message.
-    pub topic: String,
-}
-
-struct RequestFaults {
-    errors: u64,
+/// Requests that are to fail, by the fault `error`.
+struct ErrorsLeft {
+    /// `None` = whatever the rank.
+    rank: Option<usize>,
+    left: u64,
     status: u16,
-    slow: f64,
 }
 
-/// Tokens of one HTTP request's answers. Dropping it aborts what is not finished.
-pub struct Answers {
-    /// `None` before the last token of all answers = the engine died.
-    pub progress: mpsc::Receiver<Progress>,
-    wake: Arc<Notify>,
-}
-
-impl Drop for Answers {
-    fn drop(&mut self) {
-        self.progress.close();
-        self.wake.notify_one();
-    }
-}
-
-/// The engine as tests see it (`GET /sim/state`).
-#[derive(Clone, Debug, Serialize)]
-pub struct State {
-    /// Sums and queue lengths.
-    #[serde(flatten)]
-    pub counts: Counts,
-    /// Hashes in the prefix cache, as events carry them (bytes as hex), each once.
-    pub cached_blocks: Vec<Value>,
-    /// Hashes in the CPU tier, likewise.
-    pub cpu_blocks: Vec<Value>,
-    /// Next event sequence number.
-    pub next_seq: u64,
-    /// Subscriptions seen by the event socket since the last restart.
-    pub subscriptions: u64,
-    /// Restarts finished.
-    pub restarts: u64,
-}
-
-/// The queue is full.
+/// The request header `X-data-parallel-rank` names a rank that is not there.
 #[derive(Debug, thiserror::Error)]
-#[error("the engine's waiting queue is full")]
-pub struct QueueFull;
+#[error("data_parallel_rank {rank} is out of range [0, {ranks})")]
+pub struct NoSuchRank {
+    rank: i64,
+    ranks: usize,
+}
 
 impl Engine {
-    /// An idle engine; `commands` leads to its publisher.
+    /// An idle engine.
     pub fn new(
-        config: SimConfig,
+        config: Arc<SimConfig>,
         model: Arc<Model>,
-        published: Arc<Published>,
-        commands: mpsc::Sender<Command>,
-        sources: Sources,
+        ranks: Vec<Arc<Rank>>,
+        pull: Arc<Queue>,
+        changes: Changes,
     ) -> Self {
-        let limits = Limits {
-            running: config.max_running,
-            waiting: config.max_waiting,
-            step_tokens: config.step_tokens,
-            encoder_images: config.encoder_cache_images,
-        };
-        let scheduler = Scheduler::new(Arc::clone(&model), new_pool(&config), limits);
         Self {
+            config,
             model,
             media: Mutex::default(),
-            published,
-            sources,
+            ranks,
             stop: CancellationToken::new(),
+            pull,
+            polled_steps: AtomicU64::new(0),
+            changes,
             died: AtomicBool::new(false),
-            scheduler: Mutex::new(scheduler),
-            wake: Arc::new(Notify::new()),
-            commands,
-            faults: Mutex::new(RequestFaults { errors: 0, status: 500, slow: 1.0 }),
+            errors: Mutex::default(),
             request_number: AtomicU64::new(0),
-            config,
+            next_rank: AtomicUsize::new(0),
         }
     }
 
-    /// Runs steps until `self.stop`.
-    pub async fn run(self: Arc<Self>) {
-        let work = async {
-            loop {
-                let step = self.scheduler().begin_step();
-                self.published.note_change();
-                match step {
-                    Some(step) => self.run_step(step).await,
-                    None => self.wake.notified().await,
-                }
-            }
-        };
-        tokio::select! {
-            () = self.stop.cancelled() => {}
-            () = work => {}
-        }
-    }
-
-    async fn run_step(&self, step: Step) {
-        let done = tokio::time::sleep(self.duration(step));
-        tokio::pin!(done);
-        if self.config.speed > 0.0 {
-            loop {
-                tokio::select! {
-                    () = &mut done => break,
-                    () = self.wake.notified() => {
-                        if self.scheduler().sweep() {
-                            self.published.note_change();
-                        }
-                    }
-                }
-            }
-        } else {
-            tokio::task::yield_now().await;
-        }
-        let events = self.scheduler().end_step(step);
-        if !events.is_empty() {
-            // A full queue holds the scheduler up, as vLLM's does.
-            let _ = self.commands.send(Command::Batch(events)).await;
-        }
-        self.published.note_change();
-    }
-
-    fn duration(&self, step: Step) -> Duration {
-        let config = &self.config;
-        if config.speed <= 0.0 {
-            return Duration::ZERO;
-        }
-        #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^53")]
-        let seconds = step.prefill_tokens as f64 / config.prefill_tps
-            + step.image_tokens as f64 * config.encoder_ms_per_token / 1e3
-            + if step.decode_tokens > 0 { config.decode_ms / 1e3 } else { 0.0 };
-        let slow = lock(&self.faults).slow;
-        Duration::try_from_secs_f64(seconds * slow / config.speed).unwrap_or(Duration::from_secs(3600))
-    }
-
-    fn scheduler(&self) -> MutexGuard<'_, Scheduler> {
-        lock(&self.scheduler)
-    }
-
-    /// Queues the jobs of one HTTP request, all or none. `jobs` makes them, given the channel for their tokens.
+    /// A place on the rank asked for, else on the one with the fewest requests, ties in turn.
     ///
     /// # Errors
-    /// The queue is full.
-    pub fn submit(
-        &self,
-        tokens_max: usize,
-        jobs: impl FnOnce(&mpsc::Sender<Progress>) -> Vec<Job>,
-    ) -> Result<Answers, QueueFull> {
-        let (output, progress) = mpsc::channel(tokens_max.max(1));
-        let answers = Answers { progress, wake: Arc::clone(&self.wake) };
-        {
-            let mut scheduler = self.scheduler();
-            for job in jobs(&output) {
-                scheduler.submit(job).map_err(|_| QueueFull)?;
-            }
+    /// There is no such rank.
+    pub fn place(&self, pinned: Option<i64>) -> Result<Place, NoSuchRank> {
+        let ranks = self.ranks.len();
+        if let Some(rank) = pinned {
+            let found = usize::try_from(rank).ok().and_then(|index| self.ranks.get(index));
+            return found.map(Place::on).ok_or(NoSuchRank { rank, ranks });
         }
-        self.wake.notify_one();
-        Ok(answers)
+        let start = self.next_rank.fetch_add(1, Ordering::Relaxed);
+        let in_turn = (0..ranks).map(|i| &self.ranks[start.wrapping_add(i) % ranks]);
+        let least = in_turn.min_by_key(|rank| rank.outstanding()).unwrap_or(&self.ranks[0]);
+        Ok(Place::on(least))
     }
 
-    /// Sums and state of the scheduler.
-    pub fn counts(&self) -> Counts {
-        self.scheduler().counts()
-    }
-
-    /// Looks at the scheduler.
-    pub fn inspect<T>(&self, look: impl FnOnce(&Scheduler) -> T) -> T {
-        look(&self.scheduler())
-    }
-
-    /// `/reset_prefix_cache`.
+    /// Drops the prefix cache of every rank; false when one could not.
     pub fn reset_prefix_cache(&self) -> bool {
-        self.scheduler().reset_prefix_cache()
+        let kept = self.ranks.iter().filter(|rank| !rank.reset_prefix_cache()).count();
+        kept == 0
     }
 
     /// `/sleep` and `/wake_up`.
     pub fn set_asleep(&self, asleep: bool) {
-        self.scheduler().set_asleep(asleep);
-        self.wake.notify_one();
+        self.ranks.iter().for_each(|rank| rank.set_asleep(asleep));
     }
 
     /// What tests wait for and look at.
     pub fn state(&self) -> State {
-        let form = self.config.hash_form;
-        let (counts, mut cached_blocks, mut cpu_blocks) = self.inspect(|scheduler| {
-            let pool = scheduler.pool();
-            let published = |hash: &Digest| hash.published(form);
-            let (gpu, cpu) = (pool.cached().map(published).collect(), pool.offloaded().map(published).collect());
-            (scheduler.counts(), gpu, cpu)
-        });
-        for blocks in [&mut cached_blocks, &mut cpu_blocks] {
-            let blocks: &mut Vec<Value> = blocks;
-            blocks.sort_by_key(ToString::to_string);
-        }
-        State {
-            counts,
-            cached_blocks,
-            cpu_blocks,
-            next_seq: self.published.next_seq.load(Ordering::Relaxed),
-            subscriptions: self.published.subscriptions.load(Ordering::Relaxed),
-            restarts: self.published.restarts.load(Ordering::Relaxed),
-        }
+        State::sum(self.ranks.iter().map(|rank| rank.state()).collect())
     }
 
     /// Waits until the state is as asked and returns it.
     pub async fn wait_for(&self, reached: impl Fn(&State) -> bool) -> State {
-        let mut changes = self.published.changed.subscribe();
+        let mut changes = self.changes.subscribe();
         loop {
             let state = self.state();
             if reached(&state) || changes.changed().await.is_err() {
@@ -270,40 +135,45 @@ impl Engine {
     }
 
     /// Status with which this generation request is to fail, by a fault.
-    pub fn take_error(&self) -> Option<u16> {
-        let mut faults = lock(&self.faults);
-        let left = faults.errors.checked_sub(1)?;
-        faults.errors = left;
-        Some(faults.status)
+    pub fn take_error(&self, place: &Place) -> Option<u16> {
+        let rank = place.rank().index;
+        let mut errors = lock(&self.errors);
+        let due = errors.iter_mut().find(|e| e.left > 0 && e.rank.is_none_or(|named| named == rank))?;
+        due.left -= 1;
+        Some(due.status)
     }
 
-    /// Applies a fault.
-    pub async fn fault(&self, fault: Fault) {
+    /// Applies a fault to one rank, or to all.
+    ///
+    /// # Errors
+    /// There is no such rank.
+    pub async fn fault(&self, fault: Fault, rank: Option<usize>) -> Result<(), NoSuchRank> {
+        let ranks = match rank {
+            None => &self.ranks[..],
+            Some(rank) => self
+                .ranks
+                .get(rank..=rank)
+                .ok_or(NoSuchRank { rank: i64::try_from(rank).unwrap_or(i64::MAX), ranks: self.ranks.len() })?,
+        };
         match &fault {
-            Fault::Stall => self.scheduler().set_stalled(true),
-            Fault::Resume => self.scheduler().set_stalled(false),
             Fault::Error { count, status } => {
-                let mut faults = lock(&self.faults);
-                (faults.errors, faults.status) = (*count, *status);
+                let mut errors = lock(&self.errors);
+                errors.retain(|e| e.rank != rank);
+                errors.push(ErrorsLeft { rank, left: *count, status: *status });
             }
-            Fault::Slow { factor } => lock(&self.faults).slow = factor.max(0.0),
+            // A dead rank takes the API server with it.
             Fault::Die => {
                 self.died.store(true, Ordering::Relaxed);
                 self.stop.cancel();
             }
-            Fault::Restart => {
-                self.scheduler().restart(new_pool(&self.config));
-                lock(&self.media).clear();
-            }
+            Fault::Restart if rank.is_none() => lock(&self.media).clear(),
             _ => {}
         }
-        let _ = self.commands.send(Command::Fault(fault)).await;
-        self.wake.notify_one();
+        for rank in ranks {
+            rank.fault(fault.clone()).await;
+        }
+        Ok(())
     }
-}
-
-fn new_pool(config: &SimConfig) -> BlockPool {
-    BlockPool::new(config.block_size, config.blocks, BlockHasher::new(config.hash_algo)).with_offload(config.cpu_blocks)
 }
 
 /// A poisoned lock means a panicked test; its data is still whole between steps.

@@ -46,10 +46,10 @@ pub enum HashForm {
     Bytes,
 }
 
-/// Encodes one batch `[ts, [event…], rank 0]`. `ts` is Unix time in seconds.
-pub fn encode_batch(ts: f64, events: &[KvEvent], form: HashForm) -> Vec<u8> {
+/// Encodes one batch `[ts, [event…], rank]`. `ts` is Unix time in seconds.
+pub fn encode_batch(ts: f64, events: &[KvEvent], form: HashForm, rank: u32) -> Vec<u8> {
     let mut out = Vec::with_capacity(256);
-    write_batch(&mut out, ts, events, form).expect("writing to a Vec cannot fail");
+    write_batch(&mut out, ts, events, form, rank).expect("writing to a Vec cannot fail");
     out
 }
 
@@ -59,7 +59,7 @@ fn count(n: usize) -> u32 {
     u32::try_from(n).expect("bounded by the block pool, far below 2^32")
 }
 
-fn write_batch(out: &mut Vec<u8>, ts: f64, events: &[KvEvent], form: HashForm) -> Written {
+fn write_batch(out: &mut Vec<u8>, ts: f64, events: &[KvEvent], form: HashForm, rank: u32) -> Written {
     encode::write_array_len(out, 3)?;
     encode::write_f64(out, ts)?;
     encode::write_array_len(out, count(events.len()))?;
@@ -75,7 +75,7 @@ fn write_batch(out: &mut Vec<u8>, ts: f64, events: &[KvEvent], form: HashForm) -
             }
         }
     }
-    encode::write_uint(out, 0)?;
+    encode::write_uint(out, u64::from(rank))?;
     Ok(())
 }
 

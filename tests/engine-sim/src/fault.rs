@@ -2,7 +2,8 @@
 
 use serde::Deserialize;
 
-/// A fault, as JSON `{"fault": "drop", "count": 2}`.
+/// A fault, as JSON `{"fault": "drop", "count": 2}`. Beside it, `"rank": 1` names one data-parallel rank; without it
+/// the fault is in all.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(tag = "fault", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Fault {

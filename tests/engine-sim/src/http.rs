@@ -1,11 +1,15 @@
-//! The HTTP face of the engine: vLLM's paths, bodies and errors, and `/sim/*` for tests.
+//! The HTTP face of the engine: the family's paths, bodies and errors, and `/sim/*` for tests.
 
-mod admin;
 mod answer;
 mod error;
 mod metrics;
 mod request;
+mod sglang;
+mod sim;
+mod trtllm;
+mod vllm;
 
+use crate::config::EngineKind;
 use crate::engine::Engine;
 use bytes::Bytes;
 use error::ApiError;
@@ -48,8 +52,9 @@ async fn serve_connection(stream: TcpStream, engine: Arc<Engine>) {
     let service = service_fn(move |request| {
         let engine = Arc::clone(&engine);
         async move {
+            let kind = engine.config.engine_kind;
             let reply = route(engine, request).await;
-            Ok::<_, Infallible>(reply.unwrap_or_else(|error| error.response()))
+            Ok::<_, Infallible>(reply.unwrap_or_else(|error| error.response(kind)))
         }
     });
     let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
@@ -69,19 +74,20 @@ async fn route(engine: Arc<Engine>, request: Request<Incoming>) -> Reply {
     match (&head.method, head.uri.path()) {
         (&Method::POST, "/v1/chat/completions") => answer::generate(engine, Kind::Chat, &head.headers, body).await,
         (&Method::POST, "/v1/completions") => answer::generate(engine, Kind::Text, &head.headers, body).await,
-        (&Method::POST, "/v1/chat/completions/render") => {
+        (&Method::POST, path) if vllm::shows_prompts(&engine, path) => {
             let body = read_json(&engine, body).await?;
-            let prepared = request::prepare(&engine, Kind::Chat, &head.headers, body).await?;
-            Ok(json(&prepared.rendered()))
+            vllm::show_prompt(&engine, &head, body).await
         }
         (&Method::POST, "/sim/fault") => {
             let body = read_json(&engine, body).await?;
-            let fault = serde_json::from_value(body).map_err(|error| ApiError::bad(error.to_string()))?;
-            engine.fault(fault).await;
-            Ok(json(&serde_json::json!({"ok": true})))
+            sim::fault(&engine, body).await
         }
-        (&Method::GET, "/sim/state") => admin::state(&engine, &query).await,
-        (method, path) => admin::route(&engine, method, path, &query),
+        (&Method::GET, "/sim/state") => sim::state(&engine, &query).await,
+        (method, path) => match engine.config.engine_kind {
+            EngineKind::Vllm => vllm::route(&engine, method, path, &query),
+            EngineKind::Sglang => sglang::route(&engine, method, path),
+            EngineKind::Trtllm => trtllm::route(&engine, method, path),
+        },
     }
 }
 

@@ -13,7 +13,8 @@ async fn main() -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let sim = Sim::start(SimConfig::parse()).await.context("the engine did not start")?;
-    let ready = serde_json::json!({"ready": true, "http": sim.http, "events": sim.events, "replay": sim.replay});
+    let ready = serde_json::json!({"ready": true, "http": sim.http, "events": sim.events, "replay": sim.replay,
+        "ranks": sim.sources.len()});
     let mut stdout = std::io::stdout();
     writeln!(stdout, "{ready}")?;
     stdout.flush()?;

@@ -16,6 +16,10 @@ use tokenizers::Tokenizer;
 
 /// A model directory, loaded.
 pub struct Model {
+    /// `model_type` of config.json.
+    pub model_type: String,
+    /// `architectures` of config.json.
+    pub architectures: Vec<String>,
     template: Template,
     tokenizer: Tokenizer,
     image_pad: u32,
@@ -92,7 +96,11 @@ impl Model {
         }
         let template = template::find(dir)?;
         let resize = resize(&read_json(dir, "preprocessor_config.json")?)?;
-        Ok(Self { template: Template::new(template)?, tokenizer, image_pad, resize, words })
+        let model_type = config["model_type"].as_str().unwrap_or_default().to_owned();
+        let architectures = config["architectures"].as_array().into_iter().flatten();
+        let architectures = architectures.filter_map(|name| name.as_str().map(str::to_owned)).collect();
+        let template = Template::new(template)?;
+        Ok(Self { model_type, architectures, template, tokenizer, image_pad, resize, words })
     }
 
     /// Placeholder tokens of a picture of this size.

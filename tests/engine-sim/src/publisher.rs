@@ -3,7 +3,7 @@
 //! Mirrors `vllm/distributed/kv_events.py` (0.32): three frames `[topic, seq, payload]`; one task serves both sockets,
 //! as vLLM's publisher thread does. The socket is an XPUB, which is PUB on the wire, so that subscriptions can be seen.
 
-use crate::events::{HashForm, KvEvent, encode_batch};
+use crate::cache::Batch;
 use crate::fault::Fault;
 use bytes::Bytes;
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ use zeromq::{RouterSocket, Socket, SocketRecv, SocketSend, XPubSocket, ZmqError,
 #[derive(Debug)]
 pub enum Command {
     /// One step's events.
-    Batch(Vec<KvEvent>),
+    Batch(Batch),
     /// A fault of the wire.
     Fault(Fault),
 }
@@ -32,14 +32,23 @@ pub struct Published {
     pub subscriptions: AtomicU64,
     /// Restarts finished.
     pub restarts: AtomicU64,
-    /// Counts changes of anything that [`crate::State`] shows.
-    pub changed: watch::Sender<u64>,
+    /// Those of the whole engine.
+    pub changes: Changes,
 }
 
-impl Published {
+/// Counts changes of anything that [`crate::State`] shows; clones count together.
+#[derive(Clone, Debug, Default)]
+pub struct Changes(Arc<watch::Sender<u64>>);
+
+impl Changes {
     /// Wakes those who wait for a state.
-    pub fn note_change(&self) {
-        self.changed.send_modify(|n| *n += 1);
+    pub fn note(&self) {
+        self.0.send_modify(|n| *n += 1);
+    }
+
+    /// Sees changes from here on.
+    pub fn subscribe(&self) -> watch::Receiver<u64> {
+        self.0.subscribe()
     }
 }
 
@@ -48,14 +57,18 @@ impl Published {
 pub struct Options {
     /// First frame of each message.
     pub topic: String,
-    /// How hashes are written.
-    pub form: HashForm,
+    /// Replies to a replay carry the topic: vLLM 0.32, SGLang from 0.5.22.
+    pub replay_topic: bool,
     /// Batches kept for replay.
     pub buffer_steps: usize,
+    /// Data-parallel rank, the last element of each batch.
+    pub rank: u32,
 }
 
 /// Longest wait for a reader that does not read; its message is lost then.
 const SEND_MAX: Duration = Duration::from_secs(5);
+/// Tries to find consecutive free ports for all ranks.
+const RUN_TRIES: u32 = 50;
 /// Tries to bind an address again after a restart, 10 ms apart.
 const REBIND_TRIES: u32 = 200;
 
@@ -119,6 +132,47 @@ impl Publisher {
         Ok(Self { life, events, replay, events_endpoint, replay_endpoint, wire, published })
     }
 
+    /// Binds the sockets of `ranks` ranks: each port is that of rank 0 plus the rank. Port 0 lets the system choose the first of a free run.
+    ///
+    /// # Errors
+    /// An address is in use or wrong.
+    pub async fn bind_ranks(
+        host: &str,
+        ports: (u16, u16),
+        options: &Options,
+        published: &[Arc<Published>],
+    ) -> Result<Vec<Self>, ZmqError> {
+        let mut tries = 0;
+        loop {
+            match Self::bind_run(host, ports, options, published).await {
+                Err(error) if tries < RUN_TRIES && (ports.0 == 0 || ports.1 == 0) && published.len() > 1 => {
+                    tracing::debug!(%error, "no free run of ports here");
+                    tries += 1;
+                }
+                bound => return bound,
+            }
+        }
+    }
+
+    async fn bind_run(
+        host: &str,
+        mut ports: (u16, u16),
+        options: &Options,
+        published: &[Arc<Published>],
+    ) -> Result<Vec<Self>, ZmqError> {
+        let mut bound: Vec<Self> = Vec::with_capacity(published.len());
+        for (rank, published) in (0..).zip(published) {
+            if let Some(first) = bound.first() {
+                ports = (port_of(&first.events_endpoint), port_of(&first.replay_endpoint));
+            }
+            let past = || ZmqError::Other("the ports of the ranks do not fit below 65536");
+            let port = |base: u16| base.checked_add(if base == 0 { 0 } else { rank }).ok_or_else(past);
+            let options = Options { rank: u32::from(rank), ..options.clone() };
+            bound.push(Self::bind(host, (port(ports.0)?, port(ports.1)?), options, Arc::clone(published)).await?);
+        }
+        Ok(bound)
+    }
+
     /// Publishes until the engine is gone.
     pub async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         loop {
@@ -131,10 +185,10 @@ impl Publisher {
                     }
                 }
                 command = commands.recv() => match command {
-                    Some(Command::Batch(events)) => {
-                        let messages = self.wire.batch(now(), &events);
+                    Some(Command::Batch(batch)) => {
+                        let messages = self.wire.batch(now(), &batch);
                         self.published.next_seq.store(self.wire.next_seq, Ordering::Relaxed);
-                        self.published.note_change();
+                        self.published.changes.note();
                         self.publish(messages).await;
                     }
                     Some(Command::Fault(Fault::Restart)) => self = self.restart().await,
@@ -151,7 +205,7 @@ impl Publisher {
     fn note_subscription(&self, message: Result<ZmqMessage, ZmqError>) {
         let subscribes = message.is_ok_and(|message| message.get(0).is_some_and(|frame| frame.first() == Some(&1)));
         self.published.subscriptions.fetch_add(u64::from(subscribes), Ordering::Relaxed);
-        self.published.note_change();
+        self.published.changes.note();
     }
 
     async fn publish(&mut self, messages: Vec<Message>) {
@@ -171,7 +225,10 @@ impl Publisher {
             return;
         }
         for [topic, seq, payload] in self.wire.kept_from(u64::from_be_bytes(start)) {
-            let frames = vec![peer.clone(), Bytes::new(), topic, seq, payload];
+            let mut frames = vec![peer.clone(), Bytes::new(), topic, seq, payload];
+            if !self.wire.options.replay_topic {
+                frames.remove(2);
+            }
             let Ok(message) = ZmqMessage::try_from(frames) else { return };
             let sent = tokio::time::timeout(SEND_MAX, self.replay.send(message)).await;
             if !matches!(sent, Ok(Ok(()))) {
@@ -193,7 +250,7 @@ impl Publisher {
             Err(error) => tracing::error!(%error, "cannot bind again; the engine goes on without events"),
         }
         self.wire = Wire::new(self.wire.options);
-        self.published.note_change();
+        self.published.changes.note();
         self
     }
 
@@ -215,6 +272,11 @@ impl Publisher {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
+}
+
+/// Port of `tcp://host:port`; 0 when there is none.
+fn port_of(endpoint: &str) -> u16 {
+    endpoint.rsplit(':').next().and_then(|port| port.parse().ok()).unwrap_or(0)
 }
 
 fn now() -> f64 {
@@ -243,8 +305,8 @@ impl Wire {
     }
 
     /// Numbers and keeps a batch; returns what goes out for it.
-    fn batch(&mut self, ts: f64, events: &[KvEvent]) -> Vec<Message> {
-        let payload = Bytes::from(encode_batch(ts, events, self.options.form));
+    fn batch(&mut self, ts: f64, batch: &Batch) -> Vec<Message> {
+        let payload = Bytes::from(batch.encode(ts, self.options.rank));
         let message = [self.topic.clone(), Bytes::copy_from_slice(&self.next_seq.to_be_bytes()), payload];
         self.next_seq += 1;
         self.kept.push_back(message.clone());
@@ -295,6 +357,7 @@ impl Wire {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::events::{HashForm, KvEvent};
 
     fn seqs(messages: &[Message]) -> Vec<u64> {
         messages.iter().map(|[_, seq, _]| u64::from_be_bytes(seq.as_ref().try_into().unwrap())).collect()
@@ -303,9 +366,10 @@ mod tests {
     /// Sends `batches` batches after a fault and compares the sequence numbers that go out.
     #[track_caller]
     fn check(fault: Fault, batches: usize, expect: &[u64]) -> Wire {
-        let mut wire = Wire::new(Options { topic: "kv".to_owned(), form: HashForm::Int, buffer_steps: 3 });
+        let mut wire = Wire::new(Options { topic: "kv".to_owned(), replay_topic: true, buffer_steps: 3, rank: 0 });
         wire.fault(fault);
-        let sent: Vec<_> = (0..batches).flat_map(|_| wire.batch(0.0, &[KvEvent::Cleared])).collect();
+        let cleared = Batch::Blocks { events: vec![KvEvent::Cleared], form: HashForm::Int };
+        let sent: Vec<_> = (0..batches).flat_map(|_| wire.batch(0.0, &cleared)).collect();
         assert_eq!(seqs(&sent), expect);
         wire
     }

@@ -4,8 +4,8 @@
 //! has tokens left; the last running request is preempted when the pool is full. **Invariant:** no clock and no waiting
 //! here; the engine task turns a [`Step`] into time.
 
-use crate::blocks::{BlockPool, Sequence};
-use crate::events::KvEvent;
+use crate::blocks::Sequence;
+use crate::cache::{Batch, Cache};
 use crate::prompt::Model;
 use serde::Serialize;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -88,6 +88,22 @@ pub struct Counts {
     pub steps: u64,
 }
 
+impl Counts {
+    /// Adds those of another rank.
+    pub fn add(&mut self, other: &Self) {
+        self.served += other.served;
+        self.aborted += other.aborted;
+        self.images_encoded += other.images_encoded;
+        self.prompt_tokens += other.prompt_tokens;
+        self.cached_tokens += other.cached_tokens;
+        self.generated_tokens += other.generated_tokens;
+        self.preemptions += other.preemptions;
+        self.running += other.running;
+        self.waiting += other.waiting;
+        self.steps += other.steps;
+    }
+}
+
 /// Limits, from the settings.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -104,7 +120,7 @@ pub struct Limits {
 /// State of the engine between steps.
 pub struct Scheduler {
     model: Arc<Model>,
-    pool: BlockPool,
+    cache: Cache,
     limits: Limits,
     waiting: VecDeque<Running>,
     running: Vec<Running>,
@@ -118,10 +134,10 @@ pub struct Scheduler {
 
 impl Scheduler {
     /// An idle engine.
-    pub fn new(model: Arc<Model>, pool: BlockPool, limits: Limits) -> Self {
+    pub fn new(model: Arc<Model>, cache: Cache, limits: Limits) -> Self {
         let encoder = EncoderCache { most: limits.encoder_images, ..EncoderCache::default() };
         let (waiting, running, counts) = Default::default();
-        Self { model, pool, limits, waiting, running, encoder, counts, life: 0, stalled: false, asleep: false }
+        Self { model, cache, limits, waiting, running, encoder, counts, life: 0, stalled: false, asleep: false }
     }
 
     /// Queues a job; gives it back when the queue is full.
@@ -145,7 +161,7 @@ impl Scheduler {
         self.waiting.retain(|queued| !gone(queued));
         self.counts.aborted += (waiting - self.waiting.len()) as u64;
         for mut ended in self.running.extract_if(.., |running| gone(running)) {
-            self.pool.release(&mut ended.job.sequence);
+            self.cache.release(&mut ended.job.sequence, false);
             self.counts.aborted += 1;
         }
         self.counts.aborted > before
@@ -172,7 +188,7 @@ impl Scheduler {
         while at < self.running.len() && *budget > 0 {
             let sequence = &mut self.running[at].job.sequence;
             let tokens = (sequence.tokens.len() - sequence.computed).min(*budget);
-            if self.pool.grow(sequence, tokens) {
+            if self.cache.grow(sequence, tokens) {
                 self.running[at].scheduled = tokens;
                 *budget -= tokens;
                 let produced = self.running[at].produced > 0;
@@ -181,7 +197,7 @@ impl Scheduler {
                 at += 1;
             } else if let Some(mut last) = self.running.pop() {
                 preempted = true;
-                self.pool.release(&mut last.job.sequence);
+                self.cache.release(&mut last.job.sequence, true);
                 last.scheduled = 0;
                 self.waiting.push_front(last);
                 self.counts.preemptions += 1;
@@ -194,11 +210,11 @@ impl Scheduler {
         while *budget > 0 && self.running.len() < self.limits.running {
             let Some(next) = self.waiting.front_mut() else { return };
             let sequence = &mut next.job.sequence;
-            let hits = self.pool.hit_blocks(sequence);
-            let cached = hits * self.pool.block_size();
+            let hits = self.cache.hit_blocks(sequence);
+            let cached = hits * self.cache.block_size();
             let tokens = (sequence.tokens.len() - cached).min(*budget);
             let report = next.job.report_hits && next.cached_tokens.is_none();
-            if !self.pool.admit(sequence, hits, tokens, report) {
+            if !self.cache.admit(sequence, hits, tokens, report) {
                 return;
             }
             next.scheduled = tokens;
@@ -215,9 +231,9 @@ impl Scheduler {
     }
 
     /// Ends a step: tokens go out, finished jobs leave. The events are those of the whole step.
-    pub fn end_step(&mut self, step: Step) -> Vec<KvEvent> {
+    pub fn end_step(&mut self, step: Step) -> Option<Batch> {
         if step.life != self.life {
-            return Vec::new();
+            return None;
         }
         self.sweep();
         self.counts.steps += 1;
@@ -225,6 +241,9 @@ impl Scheduler {
             let scheduled = std::mem::take(&mut running.scheduled);
             let sequence = &mut running.job.sequence;
             sequence.computed += scheduled;
+            if scheduled > 0 && running.produced == 0 {
+                self.cache.chunk_done(sequence);
+            }
             if scheduled == 0 || sequence.computed < sequence.tokens.len() {
                 continue;
             }
@@ -239,21 +258,26 @@ impl Scheduler {
             let _ = running.job.output.try_send(progress);
         }
         for mut done in self.running.extract_if(.., |running| running.produced >= running.job.output_tokens) {
-            self.pool.release(&mut done.job.sequence);
+            self.cache.release(&mut done.job.sequence, false);
             self.counts.served += 1;
         }
-        self.pool.take_events()
+        Some(self.cache.take_events()).filter(|batch| !batch.is_empty())
+    }
+
+    /// Events that go out though no step ends.
+    pub fn take_idle_events(&mut self) -> Option<Batch> {
+        self.cache.take_idle_events()
     }
 
     /// Forgets the prefix cache; false while jobs hold blocks. The event waits for the next step, as in vLLM.
     pub fn reset_prefix_cache(&mut self) -> bool {
-        self.pool.reset()
+        self.cache.reset()
     }
 
     /// A new process: no jobs, no cache, no event about either.
-    pub fn restart(&mut self, pool: BlockPool) {
+    pub fn restart(&mut self, cache: Cache) {
         self.life += 1;
-        self.pool = pool;
+        self.cache = cache;
         self.waiting.clear();
         self.running.clear();
         self.encoder.clear();
@@ -268,7 +292,7 @@ impl Scheduler {
     /// Sleeps (true) or wakes; sleeping drops the prefix cache.
     pub fn set_asleep(&mut self, asleep: bool) {
         if asleep {
-            self.pool.reset();
+            self.cache.reset();
         }
         self.asleep = asleep;
     }
@@ -283,9 +307,9 @@ impl Scheduler {
         Counts { running: self.running.len(), waiting: self.waiting.len(), ..self.counts.clone() }
     }
 
-    /// The block pool, to look at.
-    pub fn pool(&self) -> &BlockPool {
-        &self.pool
+    /// The prefix cache, to look at.
+    pub fn cache(&self) -> &Cache {
+        &self.cache
     }
 }
 

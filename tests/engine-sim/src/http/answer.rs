@@ -3,7 +3,8 @@
 use super::error::ApiError;
 use super::request::{Kind, Prepared, prepare};
 use super::{Body, Reply, json, read_json};
-use crate::engine::{Answers, Engine};
+use crate::config::EngineKind;
+use crate::engine::{Answers, Engine, submit};
 use crate::scheduler::Progress;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
@@ -16,12 +17,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 pub(super) async fn generate(engine: Arc<Engine>, kind: Kind, headers: &HeaderMap, body: Incoming) -> Reply {
     let body = read_json(&engine, body).await?;
-    if let Some(status) = engine.take_error() {
+    let place = engine.place(pinned_rank(&engine, headers, &body))?;
+    if let Some(status) = engine.take_error(&place) {
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         return Err(ApiError::new(status, "Internal server error"));
     }
     let prepared = prepare(&engine, kind, headers, body).await?;
-    let answers = engine.submit(prepared.tokens_max(), |output| prepared.jobs(output))?;
+    let answers = submit(place, prepared.tokens_max(), |output| prepared.jobs(output))?;
     let choices = (0..prepared.prompts.len() * prepared.n).map(|_| Choice::default()).collect();
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let stream = prepared.stream;
@@ -34,6 +36,14 @@ pub(super) async fn generate(engine: Arc<Engine>, kind: Kind, headers: &HeaderMa
         answering.note(progress);
     }
     Ok(json(&answering.whole()))
+}
+
+/// The rank that the client asks for: by header, with SGLang also in the body. A header that is no number is passed
+/// over.
+fn pinned_rank(engine: &Engine, headers: &HeaderMap, body: &Value) -> Option<i64> {
+    let header = headers.get("x-data-parallel-rank").and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    let routed = || body["routed_dp_rank"].as_i64().filter(|_| engine.config.engine_kind == EngineKind::Sglang);
+    header.or_else(routed)
 }
 
 #[derive(Clone, Default)]
@@ -77,6 +87,11 @@ impl Answering {
         let cached: usize =
             self.choices.iter().skip(self.prepared.n - 1).step_by(self.prepared.n).map(|c| c.cached_tokens).sum();
         let images: usize = prompts.iter().flat_map(|prompt| &prompt.media).map(|span| span.tokens).sum();
+        if self.engine.config.engine_kind != EngineKind::Vllm {
+            return json!({"prompt_tokens": prompt, "total_tokens": prompt + completion,
+                "completion_tokens": completion, "prompt_tokens_details": {"cached_tokens": cached},
+                "reasoning_tokens": 0});
+        }
         let details = match self.prepared.kind {
             Kind::Chat => {
                 let size = self.engine.config.block_size;
@@ -150,7 +165,8 @@ impl Answering {
         let Some(progress) = self.answers.progress.recv().await else {
             self.ended = true;
             let started = self.choices.iter().any(|choice| !choice.tokens.is_empty());
-            let error = format!("data: {}\n\ndata: [DONE]\n\n", ApiError::engine_dead().body());
+            let error =
+                format!("data: {}\n\ndata: [DONE]\n\n", ApiError::engine_dead().body(self.engine.config.engine_kind));
             return started.then(|| error.into());
         };
         let mut out = String::new();

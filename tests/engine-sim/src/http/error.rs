@@ -1,7 +1,8 @@
-//! Errors as vLLM words them: `{"error": {message, type, param, code}}`.
+//! Errors: `{"error": {message, type, param, code}}` as vLLM words them, SGLang's and TensorRT-LLM's without the outer object.
 
 use super::{Body, json};
-use crate::engine::QueueFull;
+use crate::config::EngineKind;
+use crate::engine::{NoSuchRank, QueueFull};
 use crate::prompt::PromptError;
 use http::{Response, StatusCode};
 use serde_json::json;
@@ -33,7 +34,7 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
-    pub(super) fn body(&self) -> serde_json::Value {
+    pub(super) fn body(&self, family: EngineKind) -> serde_json::Value {
         let kind = match self.status.as_u16() {
             400 => "BadRequestError",
             404 => "NotFoundError",
@@ -43,11 +44,19 @@ impl ApiError {
             _ => "Error",
         };
         let code = self.status.as_u16();
-        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": code}})
+        let (message, param) = (&self.message, self.param);
+        match family {
+            EngineKind::Vllm => {
+                json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
+            }
+            EngineKind::Sglang | EngineKind::Trtllm => {
+                json!({"object": "error", "message": message, "type": kind, "param": param, "code": code})
+            }
+        }
     }
 
-    pub(super) fn response(&self) -> Response<Body> {
-        let mut response = json(&self.body());
+    pub(super) fn response(&self, family: EngineKind) -> Response<Body> {
+        let mut response = json(&self.body(family));
         *response.status_mut() = self.status;
         response
     }
@@ -66,5 +75,11 @@ impl From<PromptError> for ApiError {
 impl From<QueueFull> for ApiError {
     fn from(error: QueueFull) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
+    }
+}
+
+impl From<NoSuchRank> for ApiError {
+    fn from(error: NoSuchRank) -> Self {
+        Self::bad(format!("{error}."))
     }
 }

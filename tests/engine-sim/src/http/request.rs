@@ -2,6 +2,7 @@
 
 use super::error::ApiError;
 use crate::blocks::{Lora, Sequence};
+use crate::config::EngineKind;
 use crate::engine::{Engine, lock};
 use crate::prompt::{Attachment, Prompt, PromptError, Resolved, decode_data_url};
 use crate::scheduler::{Job, Progress};
@@ -53,8 +54,9 @@ pub(super) async fn prepare(
 ) -> Result<Prepared, ApiError> {
     let Value::Object(body) = body else { return Err(ApiError::bad("the body must be a JSON object")) };
     let (model, lora) = find_model(engine, &body)?;
+    let vllm = engine.config.engine_kind == EngineKind::Vllm;
     for field in ["mm_processor_kwargs", "media_io_kwargs"] {
-        if body.get(field).is_some_and(|value| !value.is_null()) {
+        if vllm && body.get(field).is_some_and(|value| !value.is_null()) {
             let message = format!("Per-request {field} are disabled by default. (parameter={field})");
             return Err(ApiError::bad(message));
         }
@@ -74,6 +76,8 @@ pub(super) async fn prepare(
         Kind::Text => Some(number(&body, "max_tokens")?.unwrap_or(16)),
     };
     let output_tokens = output_tokens(engine, &prompts, limit)?;
+    let mut template = Sequence::new(lora, text("cache_salt"), text("session_id"));
+    template.extra_key = text("extra_key");
     let object = |field: &str| body.get(field).cloned().unwrap_or(Value::Null);
     Ok(Prepared {
         kind,
@@ -87,7 +91,7 @@ pub(super) async fn prepare(
         include_usage: flag(&object("stream_options")["include_usage"]),
         return_token_ids: flag(&object("return_token_ids")),
         report_hits: object("vllm_xargs")["kv_cache_report_mode"] == "full",
-        template: Sequence::new(lora, text("cache_salt"), text("session_id")),
+        template,
     })
 }
 
@@ -223,6 +227,9 @@ async fn image(engine: &Engine, index: usize, part: &Attachment) -> Result<Resol
         Some(url) if url.starts_with("http://") || url.starts_with("https://") => Some(fetch(engine, url).await?),
         Some(url) => Some(Bytes::from(decode_data_url(url)?)),
     };
+    if engine.config.engine_kind != EngineKind::Vllm {
+        return Ok(engine.model.resolve_hashed(part, bytes.as_deref(), &engine.config)?);
+    }
     let mut cache = lock(&engine.media);
     let model = &engine.config.engine_model;
     Ok(engine.model.resolve(index, part.uuid.as_deref(), bytes.as_deref(), model, &mut cache)?)

@@ -2,16 +2,23 @@
 //! bytes out.
 
 use super::{Model, PromptError};
+use crate::config::{EngineKind, SimConfig};
 use crate::image;
+use crate::sglang::identity;
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// A media part as the client wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
     /// `None`: the bytes are to come from the processor cache.
     pub url: Option<String>,
-    /// The client's identity, taken verbatim.
+    /// The client's identity, taken verbatim (vLLM).
     pub uuid: Option<String>,
+    /// `image_url.detail`.
+    pub detail: Option<String>,
+    /// `image_url.content_hash`: must be that of the bytes (SGLang).
+    pub content_hash: Option<String>,
 }
 
 /// A media part, ready for expansion.
@@ -93,6 +100,40 @@ impl Model {
         let refused = || PromptError::bad("absolute aspect ratio must be smaller than 200");
         let tokens = self.image_tokens(picture.width, picture.height).ok_or_else(refused)?;
         cache.insert(&id, tokens);
+        Ok(Resolved { id, tokens })
+    }
+}
+
+impl Model {
+    /// Identity and token count of one part as SGLang and TensorRT-LLM have them: their hash of the content, whatever
+    /// the client says. TensorRT-LLM's is BLAKE3 of pixels; ours of the file's bytes.
+    ///
+    /// # Errors
+    /// No bytes, not a picture, a shape that the model refuses, or other bytes than `content_hash` says.
+    pub fn resolve_hashed(
+        &self,
+        part: &Attachment,
+        bytes: Option<&[u8]>,
+        config: &SimConfig,
+    ) -> Result<Resolved, PromptError> {
+        let bytes = bytes.ok_or_else(|| PromptError::bad("image_url: url is required"))?;
+        let unknown = || PromptError::bad("Failed to load image: cannot identify image file");
+        let picture = image::read(bytes).ok_or_else(unknown)?;
+        if part.content_hash.as_ref().is_some_and(|hash| *hash != identity::content_hash(bytes)) {
+            return Err(PromptError::bad("content_hash does not match the image's bytes"));
+        }
+        let id = match (config.engine_kind, config.random_media_hash) {
+            (EngineKind::Trtllm, _) => {
+                blake3::Hasher::new_derive_key("engine-sim trtllm image").update(bytes).finalize().to_hex().to_string()
+            }
+            (_, true) => identity::span_id(RandomState::new().build_hasher().finish()),
+            (_, false) => {
+                let detail = part.detail.as_deref();
+                identity::span_id(identity::item_hash(bytes, detail, &config.processor_fingerprint))
+            }
+        };
+        let refused = || PromptError::bad("absolute aspect ratio must be smaller than 200");
+        let tokens = self.image_tokens(picture.width, picture.height).ok_or_else(refused)?;
         Ok(Resolved { id, tokens })
     }
 }

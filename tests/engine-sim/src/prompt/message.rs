@@ -100,7 +100,9 @@ fn one_part(part: &Value, attachments: &mut Vec<Attachment>) -> Result<Value, Pr
                                Input should be a valid dictionary";
                 return Err(PromptError::bad(message));
             }
-            attachments.push(Attachment { url, uuid });
+            let text = |field: &str| image[field].as_str().map(str::to_owned);
+            let (detail, content_hash) = (text("detail"), text("content_hash"));
+            attachments.push(Attachment { url, uuid, detail, content_hash });
             Ok(json!({"type": "image"}))
         }
         Some("image_embeds") => Err(PromptError::Bad {

@@ -29,8 +29,21 @@ pub async fn start() -> Sim {
 }
 
 pub async fn send(sim: &Sim, method: &str, path: &str, body: String) -> Result<Response<Incoming>, String> {
+    send_with(sim, method, path, &[], body).await
+}
+
+pub async fn send_with(
+    sim: &Sim,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: String,
+) -> Result<Response<Incoming>, String> {
     let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http::<Full<Bytes>>();
-    let request = Request::builder().method(method).uri(format!("http://{}{path}", sim.http));
+    let mut request = Request::builder().method(method).uri(format!("http://{}{path}", sim.http));
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
     let request = request.body(Full::new(Bytes::from(body))).unwrap();
     client.request(request).await.map_err(|error| error.to_string())
 }
@@ -45,7 +58,11 @@ pub async fn get(sim: &Sim, path: &str) -> String {
 
 /// Status and JSON body.
 pub async fn post(sim: &Sim, path: &str, body: &Value) -> (u16, Value) {
-    let response = send(sim, "POST", path, body.to_string()).await.unwrap();
+    post_with(sim, path, &[], body).await
+}
+
+pub async fn post_with(sim: &Sim, path: &str, headers: &[(&str, &str)], body: &Value) -> (u16, Value) {
+    let response = send_with(sim, "POST", path, headers, body.to_string()).await.unwrap();
     let status = response.status().as_u16();
     (status, serde_json::from_str(&text(response).await).unwrap_or(Value::Null))
 }
@@ -71,20 +88,31 @@ pub fn image_request(file: &str, question: &str) -> Value {
 
 /// A subscriber whose subscription the engine has seen.
 pub async fn subscribe(sim: &Sim) -> SubSocket {
-    let before = sim.state().subscriptions;
+    subscribe_to(sim, 0).await
+}
+
+/// The same to one rank.
+pub async fn subscribe_to(sim: &Sim, rank: usize) -> SubSocket {
+    let before = sim.state().ranks[rank].subscriptions;
     let mut socket = SubSocket::new();
-    socket.connect(&sim.events).await.unwrap();
+    socket.connect(&sim.sources[rank].events).await.unwrap();
     socket.subscribe("").await.unwrap();
-    sim.wait_for(|state| state.subscriptions > before).await;
+    sim.wait_for(|state| state.ranks[rank].subscriptions > before).await;
     socket
 }
 
 /// The next batch: sequence number and events.
 pub async fn next_batch(socket: &mut SubSocket) -> (u64, Vec<Value>) {
+    let (seq, batch) = next_payload(socket).await;
+    (seq, batch[1].as_array().unwrap().clone())
+}
+
+/// The next batch: sequence number and `[ts, events, rank]`.
+pub async fn next_payload(socket: &mut SubSocket) -> (u64, Value) {
     let frames = socket.recv().await.unwrap().into_vec();
     assert_eq!(frames.len(), 3);
-    assert!(frames[0].starts_with(b"kv@127.0.0.1:"));
-    batch(&frames[1], &frames[2])
+    assert!(frames[0].is_empty() || frames[0].starts_with(b"kv@127.0.0.1:"));
+    (u64::from_be_bytes(frames[1].as_ref().try_into().unwrap()), decode(&mut &frames[2][..]))
 }
 
 fn batch(seq: &[u8], payload: &[u8]) -> (u64, Vec<Value>) {
@@ -94,6 +122,11 @@ fn batch(seq: &[u8], payload: &[u8]) -> (u64, Vec<Value>) {
 
 /// Replays from `start`; all frames are checked up to the end marker.
 pub async fn replay(sim: &Sim, start: u64) -> Vec<(u64, Vec<Value>)> {
+    replay_of(sim, start, 4).await
+}
+
+/// The same with replies of `length` frames.
+pub async fn replay_of(sim: &Sim, start: u64, length: usize) -> Vec<(u64, Vec<Value>)> {
     let mut socket = DealerSocket::new();
     socket.connect(&sim.replay).await.unwrap();
     let frames = vec![Bytes::new(), Bytes::copy_from_slice(&start.to_be_bytes())];
@@ -101,12 +134,13 @@ pub async fn replay(sim: &Sim, start: u64) -> Vec<(u64, Vec<Value>)> {
     let mut out = Vec::new();
     loop {
         let frames = socket.recv().await.unwrap().into_vec();
-        assert_eq!((frames.len(), frames[0].len()), (4, 0));
-        if frames[2].as_ref() == [0xff; 8] {
-            assert!(frames[1].is_empty() && frames[3].is_empty());
+        assert_eq!((frames.len(), frames[0].len()), (length, 0));
+        let [before @ .., seq, payload] = &frames[..] else { panic!("{} frames", frames.len()) };
+        if seq.as_ref() == [0xff; 8] {
+            assert!(before.iter().all(Bytes::is_empty) && payload.is_empty());
             return out;
         }
-        out.push(batch(&frames[2], &frames[3]));
+        out.push(batch(seq, payload));
     }
 }
 

@@ -5,3 +5,6 @@ mod client;
 mod events;
 mod faults;
 mod generate;
+mod ranks;
+mod sglang;
+mod trtllm;
