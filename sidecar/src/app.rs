@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use fovea_service::admin::{self, Admin, Readiness};
 use fovea_service::config::KeyError;
@@ -11,6 +12,7 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use crate::closed_loop;
 use crate::config::{Config, base_url};
 use crate::debug;
 use crate::engine::watch::Watch;
@@ -23,6 +25,7 @@ use crate::proxy::prepare::Bodies;
 use crate::proxy::serve::serve;
 use crate::proxy::stack::Shared;
 use crate::state::State;
+use crate::worker::new_epoch;
 
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -80,6 +83,7 @@ impl App {
             trust_loopback: config.trust.loopback,
             key,
             model_dir: config.model.dir.clone(),
+            flights: AtomicU64::new(new_epoch(0)),
             forward: Forward {
                 client: engine.clone(),
                 target: Arc::new(target),
@@ -88,6 +92,8 @@ impl App {
         });
         let app = Self { http, admin, state, config, shutdown, late: CancellationToken::new() };
         app.shutdown.spawn(serve(listener, shared, app.config.limits.connections_max, app.shutdown.clone()));
+        let settling = closed_loop::run(Arc::clone(&app.state), metrics.closed_loop.clone(), app.late.clone());
+        tokio::spawn(settling);
         app.watch(engine, metrics.clone(), budget);
         app.gossip(metrics);
         app.serve_admin(admin_listener, registry);
@@ -125,13 +131,15 @@ impl App {
     }
 
     fn serve_admin(&self, listener: TcpListener, registry: Registry) {
-        let (ready, debugged) = (Arc::clone(&self.state), Arc::clone(&self.state));
+        let (ready, debugged, diverged) = (Arc::clone(&self.state), Arc::clone(&self.state), Arc::clone(&self.state));
         let ready = move || match (ready.is_draining(), ready.is_up()) {
             (true, _) => Readiness::NotReady("draining".to_owned()),
             (_, false) => Readiness::NotReady("the engine does not answer".to_owned()),
             _ => Readiness::Ready,
         };
-        let admin = Admin::new(Arc::new(registry), ready).route("/debug/state", move || debug::state(&debugged));
+        let admin = Admin::new(Arc::new(registry), ready)
+            .route("/debug/state", move || debug::state(&debugged))
+            .route("/debug/divergences", move || closed_loop::divergences(&diverged));
         tokio::spawn(admin::serve(listener, admin, self.late.clone()));
     }
 }

@@ -55,6 +55,19 @@ pub enum ReadError {
     Broken(#[source] BoxError),
 }
 
+/// Takes the rest of a body that nobody wants, as far as it is short and quick: a connection closed before all was taken may lose the
+/// answer that is on its way.
+pub async fn pass_over(mut body: Body, limit: usize, time: Duration) {
+    let rest = async {
+        let mut left = limit;
+        while let Some(Ok(frame)) = body.frame().await {
+            let Some(after) = left.checked_sub(frame.data_ref().map_or(0, Bytes::len)) else { break };
+            left = after;
+        }
+    };
+    let _ = tokio::time::timeout(time, rest).await;
+}
+
 /// Reads a whole body of at most `limit` bytes within `time`.
 ///
 /// # Errors

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use fovea_gossip::message::EngineKind;
 use fovea_service::config::{ByteSize, Invalid, KeyError, Validate, human_duration, read_key};
 use fovea_service::telemetry::LogConfig;
 use http::Uri;
@@ -43,6 +44,8 @@ pub struct Config {
 pub struct EngineConfig {
     /// Base URL, `http://host:port`.
     pub url: String,
+    /// Its family; `auto` = by the owner that it names in `/v1/models`.
+    pub kind: Kind,
     /// Time between two looks at the engine's facts and load.
     #[serde(with = "human_duration")]
     pub check_interval: Duration,
@@ -51,8 +54,31 @@ pub struct EngineConfig {
     pub check_timeout: Duration,
 }
 
-/// What `/kv_event_sources` does not say, or says wrongly.
-#[derive(Clone, Debug, Default, Deserialize)]
+/// Engine family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    #[default]
+    Auto,
+    Vllm,
+    Sglang,
+    TrtLlm,
+}
+
+impl Kind {
+    /// `None` = the engine is asked.
+    pub fn known(self) -> Option<EngineKind> {
+        match self {
+            Self::Auto => None,
+            Self::Vllm => Some(EngineKind::Vllm),
+            Self::Sglang => Some(EngineKind::Sglang),
+            Self::TrtLlm => Some(EngineKind::TrtLlm),
+        }
+    }
+}
+
+/// What the engine's pages do not say of its events, or say wrongly.
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EventsConfig {
     /// ZMQ endpoint of rank 0's events, e.g. `tcp://127.0.0.1:5557`; rank r adds r to the port. Empty = ask the engine.
@@ -63,10 +89,13 @@ pub struct EventsConfig {
     pub topic: String,
     /// The engine connects to us (its endpoint has neither `*` nor `ipc://`): bind `endpoint` instead of connecting to it.
     pub bind: bool,
+    /// Time between two polls of an engine whose events are fetched (TensorRT-LLM).
+    #[serde(with = "human_duration")]
+    pub poll_interval: Duration,
 }
 
 /// Facts that HTTP does not reveal, or that must be overruled. Empty or 0 = as the engine says.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModelConfig {
     /// Model string given to `vllm serve`: it enters the default image identity.
@@ -81,8 +110,8 @@ pub struct ModelConfig {
     pub capacity_blocks: u64,
     /// The model has attention groups other than full: depth is an upper bound.
     pub hybrid: bool,
-    /// Images are transposed by EXIF orientation before they are measured.
-    pub exif: bool,
+    /// Images are transposed by EXIF orientation before they are measured. None = as the engine family does: vLLM yes, others no.
+    pub exif: Option<bool>,
     /// The engine's model directory, whose tokenizer, template and configs balancers may read. None = `engine_model` where that is
     /// an absolute path.
     pub dir: Option<PathBuf>,
@@ -94,6 +123,8 @@ pub struct ModelConfig {
 pub struct BlocksConfig {
     /// Blocks remembered per rank, about 300 bytes each; more are not published.
     pub blocks_max: usize,
+    /// Tokens of a published block, at least: smaller blocks of the engine (SGLang's pages of 1) are taken together.
+    pub tokens_min: u32,
     /// With no event for this long since the last one, the engine is asked whether one was lost.
     #[serde(with = "human_duration")]
     pub audit_after: Duration,
@@ -209,30 +240,28 @@ impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             url: "http://127.0.0.1:8200".into(),
+            kind: Kind::Auto,
             check_interval: Duration::from_secs(2),
             check_timeout: Duration::from_secs(2),
         }
     }
 }
 
-impl Default for ModelConfig {
+impl Default for EventsConfig {
     fn default() -> Self {
         Self {
-            engine_model: String::new(),
-            served_names: Vec::new(),
-            max_model_len: 0,
-            block_size: 0,
-            capacity_blocks: 0,
-            hybrid: false,
-            exif: true,
-            dir: None,
+            endpoint: String::new(),
+            replay_endpoint: String::new(),
+            topic: String::new(),
+            bind: false,
+            poll_interval: Duration::from_millis(50),
         }
     }
 }
 
 impl Default for BlocksConfig {
     fn default() -> Self {
-        Self { blocks_max: 1 << 20, audit_after: Duration::from_secs(5) }
+        Self { blocks_max: 1 << 20, tokens_min: 16, audit_after: Duration::from_secs(5) }
     }
 }
 
@@ -326,11 +355,12 @@ impl Validate for Config {
         }
         if self.limits.connections_max == 0
             || self.blocks.blocks_max == 0
+            || self.blocks.tokens_min == 0
             || self.gossip.balancers_max == 0
             || self.gossip.ring_max.as_u64() == 0
         {
             return invalid(
-                "limits.connections_max, blocks.blocks_max, gossip.balancers_max or gossip.ring_max",
+                "limits.connections_max, blocks.blocks_max, blocks.tokens_min, gossip.balancers_max or gossip.ring_max",
                 "is 0",
                 "write a number above 0",
             );
@@ -343,7 +373,7 @@ impl Validate for Config {
 }
 
 impl Config {
-    fn times(&self) -> [Duration; 16] {
+    fn times(&self) -> [Duration; 17] {
         let (t, g, e) = (&self.timeouts, &self.gossip, &self.engine);
         [
             t.connect,
@@ -362,6 +392,7 @@ impl Config {
             e.check_interval,
             e.check_timeout,
             self.blocks.audit_after,
+            self.events.poll_interval,
         ]
     }
 }

@@ -5,11 +5,14 @@
 
 pub mod app;
 pub mod body;
+pub mod closed_loop;
 pub mod config;
 mod debug;
 pub mod decode;
+pub mod doctor;
 pub mod engine;
 pub mod gossip;
+pub mod learnt;
 pub mod load;
 pub mod metrics;
 pub mod proxy;

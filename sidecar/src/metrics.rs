@@ -69,6 +69,7 @@ pub struct Metrics {
     pub events: EventMetrics,
     pub gossip: GossipMetrics,
     pub engine: EngineMetrics,
+    pub closed_loop: LoopMetrics,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -117,6 +118,22 @@ pub struct EngineMetrics {
     pub facts_changed: Counter,
 }
 
+/// One served model, and a verdict of [`fovea_sidecar_core::verify::Found::label`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct VerdictLabels {
+    pub model: String,
+    pub verdict: &'static str,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct LoopMetrics {
+    pub verdicts: Family<VerdictLabels, Counter>,
+    pub cached_tokens_predicted: Counter,
+    pub cached_tokens_actual: Counter,
+    pub facts: Gauge,
+    pub media_trusted: Gauge,
+}
+
 impl Metrics {
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
@@ -124,6 +141,7 @@ impl Metrics {
         metrics.events.register(registry);
         metrics.gossip.register(registry);
         metrics.engine.register(registry);
+        metrics.closed_loop.register(registry);
         metrics
     }
 }
@@ -210,5 +228,19 @@ impl EngineMetrics {
         r.register("sidecar_engine_up", "1 = the last look at the engine succeeded", self.up.clone());
         r.register("sidecar_engine_checks_failed", "Looks at the engine that failed", self.checks_failed.clone());
         r.register("sidecar_engine_facts_changed", "Times the engine's facts changed", self.facts_changed.clone());
+    }
+}
+
+impl LoopMetrics {
+    fn register(&self, r: &mut Registry) {
+        r.register("sidecar_predictions", "Predicted requests by how the prediction turned out", self.verdicts.clone());
+        r.register(
+            "sidecar_cached_tokens_predicted",
+            "Prompt tokens predicted to be cached, of requests whose engine says how many were",
+            self.cached_tokens_predicted.clone(),
+        );
+        r.register("sidecar_cached_tokens", "Prompt tokens of these that were", self.cached_tokens_actual.clone());
+        r.register("sidecar_media_facts", "Facts about media that balancers are told", self.facts.clone());
+        r.register("sidecar_media_trusted", "1 = predictions of media are used", self.media_trusted.clone());
     }
 }

@@ -5,14 +5,15 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use fovea_gossip::message::{EngineFacts, Hello, PROTOCOL};
+use fovea_gossip::message::{EngineFacts, EngineKind, HashScheme, Hello, Learnt, PROTOCOL};
 use fovea_gossip::outbox::{Outbox, RingLimits};
 use fovea_sidecar_core::publish;
 use tokio::sync::watch;
 
 use crate::config::Config;
+use crate::learnt::Log;
 use crate::load::RankLoad;
-use crate::worker::{Worker, lock, new_epoch};
+use crate::worker::{Settings, Worker, lock, new_epoch};
 
 /// The ranks of one engine, and the outbox they fill. Replaced as a whole when the ranks change.
 #[derive(Debug)]
@@ -43,9 +44,13 @@ pub struct State {
     /// Bumped at each cache reset seen by the proxy.
     resets: watch::Sender<u64>,
     pub streams: Mutex<BTreeMap<SocketAddr, StreamInfo>>,
+    /// What the closed loop learnt of this engine.
+    pub learnt: Mutex<Log>,
     advertised_url: String,
     ring: RingLimits,
     publish: publish::Config,
+    tokens_min: u32,
+    configured: EngineKind,
 }
 
 impl State {
@@ -63,12 +68,15 @@ impl State {
             load_changed: Arc::new(watch::Sender::new(0)),
             resets: watch::Sender::new(0),
             streams: Mutex::new(BTreeMap::new()),
+            learnt: Mutex::default(),
             advertised_url: config.advertised_url.trim_end_matches('/').to_owned(),
             ring: RingLimits { bytes: ring_bytes, ..RingLimits::default() },
             publish: publish::Config {
                 max_blocks: config.blocks.blocks_max,
                 block_size: (config.model.block_size > 0).then_some(config.model.block_size),
             },
+            tokens_min: config.blocks.tokens_min,
+            configured: config.engine.kind.known().unwrap_or(EngineKind::Vllm),
         })
     }
 
@@ -85,7 +93,7 @@ impl State {
     }
 
     /// New ranks: new workers, each in an epoch of its own. Requests in flight stay charged to the old ones.
-    pub fn rebuild(&self, ranks: &[u32]) -> Arc<Fleet> {
+    pub fn rebuild(&self, ranks: &[u32], kind: EngineKind) -> Arc<Fleet> {
         let mut epoch = 0;
         let epochs: Vec<u64> = ranks
             .iter()
@@ -95,9 +103,12 @@ impl State {
             })
             .collect();
         let outbox = Arc::new(Mutex::new(Outbox::new(&epochs, self.ring)));
+        // The others have no blocks of a token.
+        let tokens_min = if kind == EngineKind::Sglang { self.tokens_min } else { 0 };
+        let settings = Settings { publish: self.publish, tokens_min }.of_published_blocks();
         let worker = |(index, &rank): (u16, &u32)| {
             let load = RankLoad::new(Arc::clone(&self.load_changed));
-            Arc::new(Worker::new(index, rank, load, Arc::clone(&outbox), self.publish))
+            Arc::new(Worker::new(index, rank, load, Arc::clone(&outbox), settings))
         };
         let workers = (0..).zip(ranks).map(worker).collect();
         let fleet = Arc::new(Fleet { workers, outbox });
@@ -138,6 +149,11 @@ impl State {
         lock(&self.facts).clone()
     }
 
+    /// Family of the engine; of one not seen yet as configured.
+    pub fn kind(&self) -> EngineKind {
+        lock(&self.facts).as_ref().map_or(self.configured, |facts| facts.kind)
+    }
+
     /// Longest sequence in tokens; unknown = no limit.
     pub fn max_model_len(&self) -> u32 {
         lock(&self.facts).as_ref().map(|facts| facts.max_model_len).filter(|&most| most > 0).unwrap_or(u32::MAX)
@@ -148,12 +164,16 @@ impl State {
         let Some(mut engine) = self.facts() else { return };
         let workers = self.workers();
         engine.hybrid |= workers.iter().any(|worker| worker.is_hybrid());
+        if workers.iter().any(|worker| worker.has_pairs()) {
+            engine.hash_scheme = HashScheme::Fovea1Pairs;
+        }
         let hello = Hello {
             protocol: PROTOCOL,
             advertised_url: self.advertised_url.clone(),
             engine,
             workers: workers.iter().map(|worker| worker.facts()).collect(),
             draining: self.is_draining() || !self.is_up(),
+            media_trusted: workers.iter().all(|worker| worker.media_trusted()),
         };
         self.hello.send_if_modified(|old| {
             let changed = old.as_deref() != Some(&hello);
@@ -179,6 +199,16 @@ impl State {
 
     pub fn load_changed(&self) -> watch::Receiver<u64> {
         self.load_changed.subscribe()
+    }
+
+    /// Facts for the balancers.
+    pub fn learn(&self, facts: Vec<Learnt>) {
+        let mut log = lock(&self.learnt);
+        let news = facts.into_iter().filter_map(|fact| log.put(fact).then_some(())).count();
+        drop(log);
+        if news > 0 {
+            self.announce();
+        }
     }
 
     /// The proxy saw the engine empty its cache.

@@ -1,13 +1,15 @@
 //! One data-parallel rank: what of its KV is published, under which epoch, and its load.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use fovea_gossip::message::{LevelDelta, WorkerFacts};
+use fovea_gossip::message::{Learnt, LevelDelta, WorkerFacts};
 use fovea_gossip::outbox::Outbox;
-use fovea_kv::event::KvEvent;
-use fovea_kv::{SequenceHash, Tier};
+use fovea_kv::event::{Batch, KvEvent};
+use fovea_kv::regroup::Regroup;
+use fovea_kv::{EngineHash, SequenceHash, Tier};
 use fovea_sidecar_core::publish::{self, Counters, Gauges, Publisher};
+use fovea_sidecar_core::verify::{self, Divergence, Expected, FlightId, Outcome, Verdict, Verifier};
 
 use crate::load::RankLoad;
 
@@ -35,15 +37,95 @@ pub struct Stream {
 /// What the engine's pages say of this rank; 0 = nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Told {
+    /// Tokens per block of the engine.
     pub block_size: u32,
-    pub capacity_blocks: u64,
+    pub capacity_tokens: u64,
+}
+
+/// What is the same for all ranks.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    pub publish: publish::Config,
+    /// Blocks of fewer tokens are published several as one; 0 = as they are.
+    pub tokens_min: u32,
+}
+
+impl Settings {
+    /// `publish.block_size` given in the engine's blocks.
+    pub fn of_published_blocks(mut self) -> Self {
+        self.publish.block_size = self.publish.block_size.map(|size| size.saturating_mul(self.together(size)));
+        self
+    }
+
+    /// Blocks of the engine in one published block.
+    fn together(&self, block_size: u32) -> u32 {
+        self.tokens_min.div_ceil(block_size.max(1)).max(1)
+    }
 }
 
 #[derive(Debug)]
 struct Kv {
+    settings: Settings,
     publisher: Publisher,
+    /// Made when the first block tells its size; `None` before, and where blocks stay as they are.
+    regroup: Option<Regroup>,
+    /// Events on their way through `regroup`.
+    regrouped: Vec<KvEvent>,
+    /// The engine hashes pairs of tokens.
+    pairs: bool,
+    verifier: Verifier,
     stream: Stream,
     told: Told,
+}
+
+impl Kv {
+    fn apply(&mut self, event: &KvEvent) {
+        if let KvEvent::Stored(stored) = event
+            && self.regroup.is_none()
+            && stored.block_size > 0
+            && self.settings.together(stored.block_size) > 1
+        {
+            self.regroup = Some(Regroup::new(self.settings.together(stored.block_size)));
+        }
+        let Some(regroup) = &mut self.regroup else { return self.publish(event) };
+        let mut out = std::mem::take(&mut self.regrouped);
+        regroup.apply(event.clone(), &mut out);
+        out.drain(..).for_each(|event| self.publish(&event));
+        self.regrouped = out;
+    }
+
+    /// The closed loop sees each event beside the names of its blocks: of those that go, before they are gone.
+    fn publish(&mut self, event: &KvEvent) {
+        if !self.verifier.is_interested() {
+            return self.publisher.apply(event);
+        }
+        match event {
+            KvEvent::Stored(stored) => {
+                self.publisher.apply(event);
+                let parent = stored.parent.and_then(|hash| self.publisher.translate(hash, stored.group));
+                self.verifier.stored(stored, parent, &self.names(&stored.hashes, stored.group));
+            }
+            KvEvent::Removed(removed) => {
+                self.verifier.removed(&self.names(&removed.hashes, removed.group));
+                self.publisher.apply(event);
+            }
+            KvEvent::Cleared => {
+                self.publisher.apply(event);
+                self.verifier.cleared();
+            }
+        }
+    }
+
+    fn names(&self, hashes: &[EngineHash], group: u32) -> Vec<Option<SequenceHash>> {
+        hashes.iter().map(|&hash| self.publisher.translate(hash, group)).collect()
+    }
+}
+
+/// What a closed loop has to say at one moment.
+#[derive(Debug)]
+pub struct Settled {
+    pub verdicts: Vec<Verdict>,
+    pub media_trusted: bool,
 }
 
 /// Place in the hello's list of workers, rank, and state. Lock order: `kv`, then the outbox.
@@ -57,20 +139,65 @@ pub struct Worker {
 }
 
 impl Worker {
-    pub fn new(
-        index: u16,
-        rank: u32,
-        load: Arc<RankLoad>,
-        outbox: Arc<Mutex<Outbox>>,
-        config: publish::Config,
-    ) -> Self {
-        let kv = Kv { publisher: Publisher::new(config), stream: Stream::default(), told: Told::default() };
+    pub fn new(index: u16, rank: u32, load: Arc<RankLoad>, outbox: Arc<Mutex<Outbox>>, settings: Settings) -> Self {
+        let kv = Kv {
+            settings,
+            publisher: Publisher::new(settings.publish),
+            regroup: None,
+            regrouped: Vec::new(),
+            pairs: false,
+            verifier: Verifier::new(verify::Config::default()),
+            stream: Stream::default(),
+            told: Told::default(),
+        };
         Self { index, rank, load, kv: Mutex::new(kv), outbox }
     }
 
-    pub fn apply(&self, events: &[KvEvent]) {
-        let publisher = &mut lock(&self.kv).publisher;
-        events.iter().for_each(|event| publisher.apply(event));
+    pub fn apply(&self, batch: &Batch) {
+        let kv = &mut *lock(&self.kv);
+        kv.pairs |= batch.pairs;
+        batch.events.iter().for_each(|event| kv.apply(event));
+    }
+
+    /// A request goes to the engine, of which this is predicted.
+    pub fn begin(&self, flight: FlightId, expected: Option<Expected>, now: Instant) {
+        let verifier = &mut lock(&self.kv).verifier;
+        match expected {
+            Some(expected) => verifier.begin(flight, expected, now),
+            None => verifier.begin_blind(flight),
+        }
+    }
+
+    /// Its answer ended.
+    pub fn finished(&self, flight: FlightId, outcome: Outcome, now: Instant) {
+        lock(&self.kv).verifier.finished(flight, outcome, now);
+    }
+
+    /// What the closed loop has to say since the last call.
+    pub fn settle(&self, now: Instant) -> Settled {
+        let kv = &mut *lock(&self.kv);
+        let publisher = &kv.publisher;
+        let verdicts = kv.verifier.settle(|hash| publisher.holds(hash), now);
+        Settled { verdicts, media_trusted: kv.verifier.media_trusted() }
+    }
+
+    /// What it learnt of media since the last call.
+    pub fn take_learnt(&self) -> Vec<Learnt> {
+        lock(&self.kv).verifier.drain_learnt()
+    }
+
+    /// Divergences kept for people, the last one last.
+    pub fn divergences(&self) -> Vec<Divergence> {
+        lock(&self.kv).verifier.divergences().cloned().collect()
+    }
+
+    pub fn media_trusted(&self) -> bool {
+        lock(&self.kv).verifier.media_trusted()
+    }
+
+    /// The engine hashes pairs of tokens.
+    pub fn has_pairs(&self) -> bool {
+        lock(&self.kv).pairs
     }
 
     /// Puts what changed since the last call into the outbox. True = there was something.
@@ -89,6 +216,8 @@ impl Worker {
     pub fn reset(&self) {
         let kv = &mut *lock(&self.kv);
         kv.publisher.reset();
+        (kv.regroup, kv.pairs) = (None, false);
+        kv.verifier.reset();
         let mut outbox = lock(&self.outbox);
         let (before, _) = outbox.watermark(self.index).unwrap_or_default();
         outbox.reset(self.index, new_epoch(before));
@@ -124,8 +253,10 @@ impl Worker {
     pub fn facts(&self) -> WorkerFacts {
         let kv = lock(&self.kv);
         // The events show the size that blocks really have; a page may show another (hybrid models).
-        let block_size = kv.publisher.block_size().unwrap_or(kv.told.block_size);
-        WorkerFacts { dp_rank: self.rank, block_size, capacity_blocks: kv.told.capacity_blocks, events: kv.stream.live }
+        let told = kv.told.block_size.saturating_mul(kv.settings.together(kv.told.block_size));
+        let block_size = kv.publisher.block_size().unwrap_or(told);
+        let capacity_blocks = kv.told.capacity_tokens.checked_div(block_size.into()).unwrap_or(0);
+        WorkerFacts { dp_rank: self.rank, block_size, capacity_blocks, events: kv.stream.live }
     }
 
     pub fn is_hybrid(&self) -> bool {
@@ -155,11 +286,11 @@ mod tests {
     fn worker() -> Worker {
         let load = RankLoad::new(Arc::new(watch::channel(0).0));
         let outbox = Arc::new(Mutex::new(Outbox::new(&[1], RingLimits::default())));
-        Worker::new(0, 0, load, outbox, publish::Config::default())
+        Worker::new(0, 0, load, outbox, Settings { publish: publish::Config::default(), tokens_min: 0 })
     }
 
-    fn stored(hash: u64) -> KvEvent {
-        KvEvent::Stored(Stored {
+    fn stored(hash: u64) -> Batch {
+        let stored = KvEvent::Stored(Stored {
             hashes: vec![EngineHash::Int(hash)],
             parent: None,
             tokens: vec![1, 2],
@@ -169,13 +300,15 @@ mod tests {
             extra: Vec::new(),
             group: 0,
             attention: fovea_kv::event::Attention::Full,
-        })
+            session: None,
+        });
+        Batch { events: vec![stored], ..Batch::default() }
     }
 
     #[test]
     fn a_snapshot_is_the_set_after_the_last_flush() {
         let worker = worker();
-        worker.apply(&[stored(7)]);
+        worker.apply(&stored(7));
         assert_eq!(worker.snapshot().unwrap().2[0].len(), 0);
         assert!(worker.flush() && !worker.flush());
         let (epoch, seq, levels) = worker.snapshot().unwrap();
@@ -186,13 +319,13 @@ mod tests {
     #[test]
     fn a_reset_begins_a_higher_epoch_with_nothing() {
         let worker = worker();
-        worker.apply(&[stored(7)]);
+        worker.apply(&stored(7));
         worker.flush();
         worker.reset();
         let (epoch, seq, levels) = worker.snapshot().unwrap();
         assert!(epoch > 1 && seq == 0 && levels[0].is_empty());
         assert!(!worker.flush());
-        worker.apply(&[stored(7)]);
+        worker.apply(&stored(7));
         assert!(worker.flush());
         assert_eq!(worker.sent(), (epoch, 1));
     }
@@ -200,7 +333,7 @@ mod tests {
     #[test]
     fn a_worker_that_nobody_follows_holds_nothing_and_claims_nothing() {
         let worker = worker();
-        worker.apply(&[stored(7)]);
+        worker.apply(&stored(7));
         worker.flush();
         worker.set_stream(Stream { live: true, complete: true, watermark: Some(3) });
         assert!(worker.facts().events);

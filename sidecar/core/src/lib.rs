@@ -1,3 +1,4 @@
-//! The sidecar's decisions, without I/O: what is published of what the engine holds.
+//! The sidecar's decisions, without I/O: what is published of what the engine holds, and whether predictions came true.
 
 pub mod publish;
+pub mod verify;

@@ -145,6 +145,11 @@ impl Publisher {
         self.forest.sequence(&Key { hash, group })
     }
 
+    /// A block of this name is held with all its ancestors, in any tier.
+    pub fn holds(&self, hash: SequenceHash) -> bool {
+        self.forest.sets.holds(hash)
+    }
+
     /// Tokens per block, once known.
     pub fn block_size(&self) -> Option<u32> {
         self.block_size

@@ -11,7 +11,7 @@ use futures_util::StreamExt;
 use tokio::time::Instant;
 use zeromq::{DealerSocket, Socket, SocketEvent, SocketOptions, SocketRecv, SocketSend, SubSocket, ZmqMessage};
 
-use super::discover::Source;
+use super::discover::ZmqLink;
 
 /// Pause between two dials.
 const RETRY: Duration = Duration::from_millis(200);
@@ -72,19 +72,19 @@ pub enum ReplayError {
 type Monitor = futures_util::stream::BoxStream<'static, SocketEvent>;
 
 pub struct ZmqSource {
-    link: Source,
+    link: ZmqLink,
     socket: Option<(SubSocket, Monitor)>,
     /// Not before this moment: a publisher that closes may take one more connection, and forget it.
     dial_at: Option<Instant>,
 }
 
 impl ZmqSource {
-    pub fn new(link: Source) -> Self {
+    pub fn new(link: ZmqLink) -> Self {
         Self { link, socket: None, dial_at: None }
     }
 }
 
-async fn open(link: Source) -> Result<(SubSocket, Monitor), zeromq::ZmqError> {
+async fn open(link: ZmqLink) -> Result<(SubSocket, Monitor), zeromq::ZmqError> {
     let mut options = SocketOptions::default();
     options.connect_timeout(DIAL_TIMEOUT);
     let mut socket = SubSocket::with_options(options);

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fovea_kv::replica::{Action, Input, Replica};
-use fovea_kv::vllm;
 use fovea_service::label::Snake;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::discover::Wire;
 use super::events::{EventSource, ReplayStream, SourceEvent};
 use crate::metrics::{AnomalyLabels, EventMetrics, RankLabels, SkippedLabels};
 use crate::state::State;
@@ -89,14 +89,21 @@ async fn reply<R: ReplayStream>(replay: &mut Option<Replay<R>>) -> Input {
 }
 
 impl<S: EventSource> Follower<S> {
-    pub fn new(source: S, worker: Arc<Worker>, state: Arc<State>, metrics: EventMetrics, pace: Pace) -> Self {
+    pub fn new(
+        source: S,
+        wire: Wire,
+        worker: Arc<Worker>,
+        state: Arc<State>,
+        metrics: EventMetrics,
+        pace: Pace,
+    ) -> Self {
         Self {
             source,
             worker,
             state,
             metrics,
             pace,
-            replica: Replica::new(vllm::decode),
+            replica: Replica::new(move |payload| wire.decode(payload)),
             replay: None,
             flush_at: None,
             audit_at: None,
@@ -224,7 +231,7 @@ impl<S: EventSource> Follower<S> {
                 for &cause in &batch.skipped {
                     self.metrics.skipped.get_or_create(&SkippedLabels { rank, cause: Snake(cause) }).inc();
                 }
-                self.worker.apply(&batch.events);
+                self.worker.apply(&batch);
                 self.flush_at.get_or_insert_with(|| Instant::now() + self.pace.flush_interval);
             }
             Action::Reset => {
@@ -249,6 +256,8 @@ impl<S: EventSource> Follower<S> {
 
     fn flush(&mut self) {
         self.flush_at = None;
+        // Before the blocks: a fact is what makes their names predictable.
+        self.state.learn(self.worker.take_learnt());
         if self.worker.flush() {
             self.state.announce();
         }

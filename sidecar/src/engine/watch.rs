@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use fovea_gossip::message::EngineFacts;
 use fovea_service::shutdown::Shutdown;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -9,11 +10,12 @@ use tokio_util::sync::CancellationToken;
 use super::discover::{DiscoverError, Discovered, EngineClient, Rank, Source, discover};
 use super::events::ZmqSource;
 use super::follow::{Follower, Pace};
+use super::poll::Poller;
 use crate::config::Config;
 use crate::metrics::{Metrics, RankLabels};
 use crate::proxy::budget::Budget;
 use crate::state::State;
-use crate::worker::{Told, Worker};
+use crate::worker::{Told, Worker, lock};
 
 /// Looks in a row that may be too slow before the engine counts as gone: its server answers late while it prepares large requests.
 const SLOW_LOOKS_MAX: u32 = 3;
@@ -47,6 +49,12 @@ struct Followed {
     source: Option<Source>,
     stop: CancellationToken,
     task: JoinHandle<()>,
+}
+
+/// By socket or by request.
+enum Reader {
+    Follower(Box<Follower<ZmqSource>>),
+    Poller(Box<Poller>),
 }
 
 impl Drop for Followed {
@@ -98,12 +106,18 @@ impl Watch {
 
     fn found(&self, found: Discovered, followed: &mut Vec<Followed>) {
         let ranks: Vec<u32> = found.ranks.iter().map(|rank| rank.rank).collect();
-        if !self.state.workers().iter().map(|worker| worker.rank).eq(ranks.iter().copied()) {
+        let name = |facts: &EngineFacts| (facts.kind, facts.version.clone(), facts.engine_model.clone());
+        let other = self.state.facts().is_some_and(|facts| name(&facts) != name(&found.facts));
+        if other {
+            // How it keys media is to be learnt anew.
+            lock(&self.state.learnt).clear();
+        }
+        if other || !self.state.workers().iter().map(|worker| worker.rank).eq(ranks.iter().copied()) {
             followed.clear();
-            self.state.rebuild(&ranks);
+            self.state.rebuild(&ranks, found.facts.kind);
         }
         for (index, (worker, rank)) in self.state.workers().into_iter().zip(&found.ranks).enumerate() {
-            worker.set_told(Told { block_size: rank.block_size, capacity_blocks: rank.capacity_blocks });
+            worker.set_told(Told { block_size: rank.block_size, capacity_tokens: rank.capacity_tokens });
             worker.load.set_kv_usage(rank.kv_usage_permille);
             self.follow(index, worker, rank, followed);
         }
@@ -122,14 +136,15 @@ impl Watch {
             return;
         }
         if rank.source.is_none() {
-            tracing::warn!(rank = rank.rank, "the engine publishes no kv events; start it with --kv-events-config");
+            tracing::warn!(
+                rank = rank.rank,
+                "the engine publishes no kv events; `fovea-sidecar doctor` says how to switch them on"
+            );
         }
         let stop = self.shutdown.token().child_token();
         let before = (index < followed.len()).then(|| followed.remove(index));
-        let pace =
-            Pace { flush_interval: self.config.gossip.flush_interval, audit_after: self.config.blocks.audit_after };
-        let (state, metrics) = (Arc::clone(&self.state), self.metrics.events.clone());
-        let (source, stopped) = (rank.source.clone(), stop.clone());
+        let (state, stopped) = (Arc::clone(&self.state), stop.clone());
+        let reader = rank.source.clone().map(|source| self.reader(source, rank.block_size, Arc::clone(&worker)));
         let task = self.shutdown.spawn(async move {
             if let Some(mut before) = before {
                 before.stop.cancel();
@@ -140,11 +155,36 @@ impl Watch {
                 state.announce();
                 state.refresh_hello();
             }
-            if let Some(source) = source {
-                Follower::new(ZmqSource::new(source), worker, state, metrics, pace).run(stopped).await;
+            match reader {
+                Some(Reader::Follower(follower)) => follower.run(stopped).await,
+                Some(Reader::Poller(poller)) => poller.run(stopped).await,
+                None => {}
             }
         });
         followed.insert(index, Followed { source: rank.source.clone(), stop, task });
+    }
+
+    /// What reads events of this source.
+    fn reader(&self, source: Source, block_size: u32, worker: Arc<Worker>) -> Reader {
+        let (state, metrics) = (Arc::clone(&self.state), self.metrics.events.clone());
+        let (gossip, blocks) = (&self.config.gossip, &self.config.blocks);
+        match source {
+            Source::Zmq(link) => {
+                let pace = Pace { flush_interval: gossip.flush_interval, audit_after: blocks.audit_after };
+                let wire = link.wire;
+                Reader::Follower(Box::new(Follower::new(ZmqSource::new(link), wire, worker, state, metrics, pace)))
+            }
+            Source::Pull(media) => Reader::Poller(Box::new(Poller {
+                client: self.client.clone(),
+                base: self.config.engine.url.clone(),
+                media,
+                block_size,
+                interval: self.config.events.poll_interval,
+                worker,
+                state,
+                metrics,
+            })),
+        }
     }
 
     /// Figures that are not kept up to date by steps.

@@ -89,12 +89,14 @@ pub(super) async fn run(gossip: &Gossip, address: SocketAddr) -> Result<Infallib
         cursor: Cursor::default(),
         load_sent: None,
         told: 0,
+        learns: false,
+        learnt: 0,
     };
     let first = hello.borrow_and_update().clone();
     writer.hello(first).await.map_err(StreamError::no_welcome)?;
     let mut decoder = Decoder::<FromBalancer>::new();
     match timeout(WELCOME_TIMEOUT, message(&mut read, &mut decoder)).await {
-        Ok(Ok(FromBalancer::Welcome(_))) => {}
+        Ok(Ok(FromBalancer::Welcome(version))) => writer.learns = version.takes_learnt(),
         Ok(Err(error)) => return Err(StreamError::no_welcome(error)),
         Ok(Ok(_)) | Err(_) => return Err(StreamError::NoWelcome { source: None }),
     }
@@ -177,6 +179,10 @@ struct Writer<'a> {
     load_sent: Option<Instant>,
     /// Workers in the last hello: of others the balancer does not know yet.
     told: usize,
+    /// The balancer takes learnt facts.
+    learns: bool,
+    /// Place in the log of learnt facts up to which it has them.
+    learnt: u64,
 }
 
 impl Writer<'_> {
@@ -189,6 +195,7 @@ impl Writer<'_> {
         let state = &self.gossip.state;
         let (mut published, mut load) = (state.published(), state.load_changed());
         let config = &self.gossip.config;
+        self.facts().await?;
         self.blocks().await?;
         self.load().await?;
         let mut load_due = None;
@@ -198,9 +205,13 @@ impl Writer<'_> {
                 Ok(()) = hello.changed() => {
                     let new = hello.borrow_and_update().clone();
                     self.hello(new).await?;
+                    self.facts().await?;
                     self.blocks().await?;
                 }
-                Ok(()) = published.changed() => self.blocks().await?,
+                Ok(()) = published.changed() => {
+                    self.facts().await?;
+                    self.blocks().await?;
+                }
                 Some(worker) = asked.recv() => {
                     self.cursor.resync(worker);
                     self.blocks().await?;
@@ -222,6 +233,8 @@ impl Writer<'_> {
         let Some(hello) = hello else { return Ok(()) };
         let mut hello = Hello::clone(&hello);
         self.told = hello.workers.len();
+        // Changed facts may put the workers into another pool, which knows nothing.
+        self.learnt = 0;
         if hello.advertised_url.is_empty() {
             hello.advertised_url.clone_from(&self.own_url);
         }
@@ -241,6 +254,19 @@ impl Writer<'_> {
             .await?;
         }
         self.flush().await
+    }
+
+    /// Everything learnt that this balancer has not got.
+    async fn facts(&mut self) -> Result<(), StreamError> {
+        while self.learns {
+            let (facts, place) = lock(&self.gossip.state.learnt).after(self.learnt);
+            if facts.is_empty() {
+                break;
+            }
+            self.learnt = place;
+            self.put(encode_sidecar(&FromSidecar::Learnt(facts)).map_err(StreamError::Protocol)?).await?;
+        }
+        Ok(())
     }
 
     /// Everything in the outbox that this balancer has not got.

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
+use super::flight::Flight;
 use crate::body::{Body, BodyError};
 use crate::load::Charge;
 
@@ -15,6 +16,7 @@ use crate::load::Charge;
 pub struct Answer {
     inner: Body,
     charge: Option<Charge>,
+    flight: Option<Flight>,
     idle: Duration,
     /// Runs while a frame is waited for: a client that takes its time is not the engine's silence.
     silent: Pin<Box<Sleep>>,
@@ -28,8 +30,8 @@ struct Silent {
 }
 
 impl Answer {
-    pub fn new(inner: Body, charge: Option<Charge>, idle: Duration) -> Self {
-        Self { inner, charge, idle, silent: Box::pin(tokio::time::sleep(idle)), waiting: false }
+    pub fn new(inner: Body, charge: Option<Charge>, flight: Option<Flight>, idle: Duration) -> Self {
+        Self { inner, charge, flight, idle, silent: Box::pin(tokio::time::sleep(idle)), waiting: false }
     }
 }
 
@@ -48,12 +50,24 @@ impl http_body::Body for Answer {
         };
         self.waiting = false;
         match &frame {
-            Some(Ok(_)) => {
+            Some(Ok(frame)) => {
                 if let Some(charge) = &mut self.charge {
                     charge.first_byte();
                 }
+                let this = &mut *self;
+                if let Some((flight, piece)) = this.flight.as_mut().zip(frame.data_ref()) {
+                    flight.piece(piece);
+                    // Nobody asks a body that says so for its end.
+                    if this.inner.is_end_stream() {
+                        flight.ended();
+                    }
+                }
             }
-            Some(Err(_)) | None => self.charge = None,
+            Some(Err(_)) => (self.charge, self.flight) = (None, None),
+            None => {
+                self.charge = None;
+                self.flight.take().into_iter().for_each(|mut flight| flight.ended());
+            }
         }
         Poll::Ready(frame)
     }
@@ -90,7 +104,7 @@ mod tests {
         let load = RankLoad::new(Arc::new(watch::channel(0).0));
         let counts = || (load.message(0).waiting, load.message(0).running);
         let (sender, body) = stream();
-        let mut answer = Answer::new(body, Some(load.charge(10, 10)), Duration::from_secs(9));
+        let mut answer = Answer::new(body, Some(load.charge(10, 10)), None, Duration::from_secs(9));
         assert_eq!(counts(), (1, 0));
         sender.send("a").await.unwrap();
         assert!(answer.frame().await.unwrap().is_ok());
@@ -103,7 +117,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_slow_client_is_no_silent_engine() {
         let (sender, body) = stream();
-        let mut answer = Answer::new(body, None, Duration::from_secs(9));
+        let mut answer = Answer::new(body, None, None, Duration::from_secs(9));
         sender.send("a").await.unwrap();
         assert!(answer.frame().await.unwrap().is_ok());
         tokio::time::advance(Duration::from_secs(20)).await;
@@ -115,7 +129,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_silent_engine_is_given_up_on() {
         let (sender, body) = stream();
-        let mut answer = Answer::new(body, None, Duration::from_secs(9));
+        let mut answer = Answer::new(body, None, None, Duration::from_secs(9));
         sender.send("a").await.unwrap();
         assert!(answer.frame().await.unwrap().is_ok());
         assert!(answer.frame().await.unwrap().unwrap_err().to_string().contains("stream_idle"));

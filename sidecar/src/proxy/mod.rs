@@ -5,6 +5,7 @@
 
 pub mod answer;
 pub mod budget;
+mod flight;
 pub mod forward;
 pub mod headers;
 pub mod model_files;
@@ -12,6 +13,8 @@ pub mod paths;
 pub mod prepare;
 pub mod refusal;
 pub mod serve;
+mod speaking;
 pub mod splice;
 pub mod stack;
 mod step;
+mod usage;

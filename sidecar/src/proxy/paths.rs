@@ -14,11 +14,11 @@ const BUILT_IN: &[&str] = &[
     "/version",
 ];
 
+/// Paths that balancers need besides: processing an image for nothing is no service to clients.
+const FOR_BALANCERS: &[&str] = &["/v1/chat/completions/render"];
+
 /// Bodies in which a client could set an identity or a report mode.
 const SCANNED: &[&str] = &["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize"];
-
-/// Calls after which the engine's cache is empty (`/pause` unless told otherwise); it tells so only with its next batch of events.
-const CLEARING: &[&str] = &["/reset_prefix_cache", "/sleep", "/pause"];
 
 /// Paths whose requests make the engine compute.
 const COMPUTING: &[&str] = &["/v1/chat/completions", "/v1/completions", "/v1/embeddings"];
@@ -39,12 +39,12 @@ impl Paths {
     }
 }
 
-pub fn is_scanned(path: &str) -> bool {
-    SCANNED.contains(&path)
+pub fn is_for_balancers(path: &str) -> bool {
+    FOR_BALANCERS.contains(&path)
 }
 
-pub fn is_clearing(path: &str) -> bool {
-    CLEARING.contains(&path)
+pub fn is_scanned(path: &str) -> bool {
+    SCANNED.contains(&path)
 }
 
 pub fn is_computing(path: &str) -> bool {
@@ -68,6 +68,7 @@ mod tests {
             ("/v1/models/../../sleep", false),
             ("/%73leep", false),
             ("/metrics", false),
+            ("/v1/chat/completions/render", false),
             ("*", false),
             ("", false),
         ] {

@@ -10,10 +10,13 @@ use http_body::Body as _;
 use http_body_util::BodyExt;
 
 use super::budget::{Budget, Held, HeldBody};
+use super::flight::Predicted;
 use super::refusal::Refusal;
+use super::speaking::Speaking;
 use super::splice::{Bounds, Spliced};
 use crate::body::{self, Body};
 use crate::config::{Limits, Timeouts};
+use crate::engine::dialect::Member;
 
 /// Media parts one preamble may name.
 const IDENTITIES_MAX: usize = 4096;
@@ -38,9 +41,16 @@ pub struct Bodies {
 }
 
 impl Bodies {
+    /// `dialect` says what of the record the engine is told.
+    ///
     /// # Errors
     /// Length, time, or a record that cannot be read.
-    pub async fn with_preamble(&self, request: &mut Request<Body>, length: usize) -> Result<Weight, Refusal> {
+    pub async fn with_preamble(
+        &self,
+        request: &mut Request<Body>,
+        length: usize,
+        dialect: &Speaking,
+    ) -> Result<(Weight, Option<Predicted>), Refusal> {
         let bad = |problem: String| Refusal::BadPreamble { problem };
         let whole = request.body().size_hint().exact();
         if length as u64 > self.limits.preamble_max.as_u64() {
@@ -56,18 +66,21 @@ impl Bodies {
         let (record, first) = self.in_time(split(&mut rest, length)).await?;
         let record = preamble::decode(&record).map_err(|error| bad(error.to_string()))?;
         drop(held);
-        let edits = edits(&record)?;
+        let session = dialect.session(&record);
+        let members = dialect.members(&record, session.as_deref());
         // A chunked body is held to them as it passes.
-        let bounds = Bounds { least: edits_end(&record), most: self.limits.body_max.as_u64() };
+        let bounds = Bounds { least: edits_end(&record, &members), most: self.limits.body_max.as_u64() };
+        let edits = edits(&record, members)?;
         old_len.map_or(Ok(()), |len| bounds.check(len)).map_err(Refusal::from)?;
         let new_len = old_len.map(|len| edits.new_len(len));
         set_length(request, new_len);
         *request.body_mut() = body::boxed(Spliced::new(first, rest, Splicer::new(edits), new_len, bounds));
-        Ok(Weight {
+        let weight = Weight {
             dp_rank: Some(record.dp_rank),
             prompt_tokens: record.prompt_tokens,
             prefill_tokens: record.prompt_tokens.saturating_sub(record.reused_tokens),
-        })
+        };
+        Ok((weight, dialect.predicted(record, session)))
     }
 
     /// `scan` = the path takes chat or completion JSON.
@@ -138,8 +151,8 @@ async fn split(body: &mut Body, length: usize) -> Result<(Bytes, Bytes), Refusal
     }
 }
 
-/// The record's cuts, and its identities in vLLM's dialect: member `uuid` of the media part, taken verbatim as cache key.
-fn edits(record: &Preamble) -> Result<Edits, Refusal> {
+/// The record's cuts, and what the engine is told.
+fn edits(record: &Preamble, members: Vec<Member>) -> Result<Edits, Refusal> {
     let bad = |problem: &str| Refusal::BadPreamble { problem: problem.into() };
     if record.identities.len() > IDENTITIES_MAX {
         return Err(bad("names too many media parts"));
@@ -150,17 +163,17 @@ fn edits(record: &Preamble) -> Result<Edits, Refusal> {
         let end = offset.checked_add(length).ok_or_else(|| bad("a cut is too long"))?;
         cuts.push(at(offset)?..at(end)?);
     }
-    let mut inserts = Vec::with_capacity(record.identities.len());
-    for identity in &record.identities {
-        inserts.push((at(identity.insert_at)?, format!("\"uuid\":\"{}\",", identity.id).into_bytes()));
+    let mut inserts = Vec::with_capacity(members.len());
+    for (offset, text) in members {
+        inserts.push((at(offset)?, text.into_bytes()));
     }
     Edits::new(cuts, inserts).map_err(|error| bad(&error.to_string()))
 }
 
 /// Where in the client's body the last edit ends.
-fn edits_end(record: &Preamble) -> u64 {
+fn edits_end(record: &Preamble, members: &[Member]) -> u64 {
     let cut = record.cuts.last().map_or(0, |&(offset, length)| offset.saturating_add(length));
-    record.identities.last().map_or(0, |identity| identity.insert_at).max(cut)
+    members.last().map_or(0, |&(offset, _)| offset).max(cut)
 }
 
 /// Cuts out what a client must not set, and guesses the prompt's length.

@@ -3,25 +3,37 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use fovea_gossip::{model_files as listed, preamble};
+use fovea_kv::BlockSize;
+use fovea_sidecar_core::verify::FlightId;
 use http::{HeaderValue, Method, Request, Response};
 use tower::{ServiceBuilder, service_fn};
 
 use super::answer::Answer;
+use super::flight::{Flight, Predicted};
 use super::forward::Forward;
 use super::headers;
 use super::model_files;
 use super::paths::{self, Paths};
 use super::prepare::{Bodies, Weight};
 use super::refusal::{Outcome, Refusal};
+use super::speaking::Speaking;
 use super::step::{Next, pass, step};
 use crate::body::{self, Body};
+use crate::engine::dialect;
+use crate::engine::version::Version;
 use crate::metrics::{ProxyMetrics, RequestLabels};
 use crate::state::State;
 
 /// Longest answer to a reset, in bytes; a real one is a few words.
 const RESET_ANSWER_MAX: usize = 64 << 10;
+
+/// Of the body of a refused request, taken all the same.
+const UNREAD_MAX: usize = 8 << 20;
+const UNREAD_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// What the steps share.
 pub struct Shared {
@@ -34,9 +46,27 @@ pub struct Shared {
     /// `model.dir`.
     pub model_dir: Option<PathBuf>,
     pub forward: Forward,
+    /// Name of the next predicted request; begins where no life of this program has been.
+    pub flights: AtomicU64,
 }
 
 impl Shared {
+    fn next_flight(&self) -> FlightId {
+        FlightId(self.flights.fetch_add(1, Relaxed))
+    }
+
+    /// How the engine is spoken to, and a name for one request.
+    fn speaking(&self) -> Speaking {
+        let (facts, workers) = (self.state.facts(), self.state.workers());
+        Speaking {
+            kind: self.state.kind(),
+            version: facts.as_ref().and_then(|facts| Version::parse(&facts.version)),
+            flight: self.next_flight(),
+            block_size: workers.first().and_then(|worker| BlockSize::new(worker.facts().block_size)),
+            pairs: workers.iter().any(|worker| worker.has_pairs()),
+        }
+    }
+
     /// The peer is one of the balancers, by its key or by its address.
     fn trusts(&self, request: &Request<Body>) -> bool {
         let loopback = request.extensions().get::<Peer>().is_some_and(|peer| peer.0.ip().to_canonical().is_loopback());
@@ -104,14 +134,22 @@ async fn give_files<N: Next>(shared: Arc<Shared>, request: Request<Body>, next: 
 }
 
 async fn allow<N: Next>(shared: Arc<Shared>, request: Request<Body>, next: N) -> Result<Response<Body>, Refusal> {
-    if shared.paths.allows(request.uri().path()) { Ok(pass(request, next).await) } else { Err(Refusal::PathNotAllowed) }
+    let path = request.uri().path();
+    let allowed = shared.paths.allows(path) || paths::is_for_balancers(path) && shared.trusts(&request);
+    if allowed { Ok(pass(request, next).await) } else { refuse(request, Refusal::PathNotAllowed).await }
+}
+
+/// Refuses a request whose body nobody has looked at.
+async fn refuse(request: Request<Body>, refusal: Refusal) -> Result<Response<Body>, Refusal> {
+    body::pass_over(request.into_body(), UNREAD_MAX, UNREAD_TIME_MAX).await;
+    Err(refusal)
 }
 
 /// Believes a preamble of balancers only, and takes away what must not reach the engine.
 async fn admit<N: Next>(shared: Arc<Shared>, mut request: Request<Body>, next: N) -> Result<Response<Body>, Refusal> {
     if let Some(told) = request.headers().get(preamble::HEADER) {
         if !shared.trusts(&request) {
-            return Err(Refusal::PreambleNotTrusted);
+            return refuse(request, Refusal::PreambleNotTrusted).await;
         }
         let length = told.to_str().ok().and_then(|text| text.parse().ok());
         let problem = || Refusal::BadPreamble { problem: format!("header {} is no length", preamble::HEADER) };
@@ -124,30 +162,46 @@ async fn admit<N: Next>(shared: Arc<Shared>, mut request: Request<Body>, next: N
 
 async fn prepare<N: Next>(shared: Arc<Shared>, mut request: Request<Body>, next: N) -> Result<Response<Body>, Refusal> {
     let announced = request.extensions().get::<Announced>().copied();
-    let weight = match announced {
-        Some(Announced(length)) => shared.bodies.with_preamble(&mut request, length).await?,
+    let (weight, predicted) = match announced {
+        Some(Announced(length)) => {
+            let speaking = shared.speaking();
+            request.extensions_mut().insert(speaking.flight);
+            shared.bodies.with_preamble(&mut request, length, &speaking).await?
+        }
         None => {
             let scan = paths::is_scanned(request.uri().path());
-            shared.bodies.plain(&mut request, scan).await?
+            (shared.bodies.plain(&mut request, scan).await?, None)
         }
     };
-    if let Some(rank) = weight.dp_rank.filter(|_| shared.state.workers().len() > 1) {
-        request.headers_mut().insert(headers::RANK, HeaderValue::from(rank));
+    let pinned = weight.dp_rank.filter(|_| shared.state.workers().len() > 1);
+    if let Some((rank, header)) = pinned.zip(dialect::of(shared.state.kind()).rank_header()) {
+        request.headers_mut().insert(header, HeaderValue::from(rank));
     }
     request.extensions_mut().insert(weight);
+    if let Some(predicted) = predicted {
+        request.extensions_mut().insert(predicted);
+    }
     Ok(pass(request, next).await)
 }
 
-/// Charges the rank while the request lives: waiting, from the first body byte running, then gone.
-async fn account<N: Next>(shared: Arc<Shared>, request: Request<Body>, next: N) -> Result<Response<Body>, Refusal> {
+/// Charges the rank while the request lives: waiting, from the first body byte running, then gone. And tells the rank's closed loop
+/// what the request should leave in the cache.
+async fn account<N: Next>(shared: Arc<Shared>, mut request: Request<Body>, next: N) -> Result<Response<Body>, Refusal> {
     let weight = request.extensions().get::<Weight>().copied().unwrap_or_default();
-    let worker = shared.state.worker_of_rank(weight.dp_rank.unwrap_or(0));
-    let charge = worker.filter(|_| paths::is_computing(request.uri().path())).map(|worker| {
+    let predicted = request.extensions_mut().remove::<Predicted>();
+    let id = request.extensions_mut().remove::<FlightId>().unwrap_or_else(|| shared.next_flight());
+    let computing = paths::is_computing(request.uri().path());
+    let worker = shared.state.worker_of_rank(weight.dp_rank.unwrap_or(0)).filter(|_| computing);
+    let charge = worker.as_ref().map(|worker| {
         let most = shared.state.max_model_len();
         worker.load.charge(weight.prompt_tokens.min(most), weight.prefill_tokens.min(most))
     });
+    let flight = worker.map(|worker| Flight::begin(worker, id, predicted));
     let idle = shared.bodies.timeouts.stream_idle;
-    Ok(pass(request, next).await.map(|inner| body::boxed(Answer::new(inner, charge, idle))))
+    let response = pass(request, next).await;
+    // What the engine refused it caches nothing of.
+    let flight = flight.filter(|_| response.status().is_success());
+    Ok(response.map(|inner| body::boxed(Answer::new(inner, charge, flight, idle))))
 }
 
 /// Forgets what the engine held, unless the cache is known to be kept: a call whose answer nobody saw may have emptied it too.
@@ -170,7 +224,7 @@ async fn watch_resets<N: Next>(
     request: Request<Body>,
     next: N,
 ) -> Result<Response<Body>, Refusal> {
-    if !paths::is_clearing(request.uri().path()) {
+    if !dialect::of(shared.state.kind()).clearing().contains(&request.uri().path()) {
         return Ok(pass(request, next).await);
     }
     let mut emptied = Emptied { state: Arc::clone(&shared.state), kept: false };

@@ -101,6 +101,10 @@ impl Sets {
         self.published = [0; 3];
     }
 
+    pub(super) fn holds(&self, hash: SequenceHash) -> bool {
+        self.entries.get(&hash).is_some_and(|entry| entry.blocks != [0; 3])
+    }
+
     pub(super) fn is_dirty(&self) -> bool {
         !self.dirty.is_empty()
     }

@@ -159,6 +159,7 @@ fn chain_event(model: &Model, last: usize, random: &mut Random) -> (Vec<usize>, 
         extra: chain.iter().map(extra).collect(),
         group: 0,
         attention: Attention::Full,
+        session: None,
     };
     (chain, stored)
 }

@@ -22,6 +22,7 @@ fn event(word: &str) -> KvEvent {
         extra: Vec::new(),
         group: 0,
         attention: Attention::Full,
+        session: None,
     };
     match word.as_bytes()[0] {
         b'+' => KvEvent::Stored(stored),

@@ -3,6 +3,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use bytes::Bytes;
+use fovea_gossip::message::EngineKind;
 use fovea_kv::Tier;
 use tokio::sync::mpsc;
 
@@ -81,7 +82,7 @@ struct Rig {
 
 fn rig(replays: &[&[u8]]) -> Rig {
     let state = State::new(&Config::default());
-    let worker = Arc::clone(&state.rebuild(&[0]).workers[0]);
+    let worker = Arc::clone(&state.rebuild(&[0], EngineKind::Vllm).workers[0]);
     let (events, receiver) = mpsc::channel(16);
     let (sender, asked) = mpsc::unbounded_channel();
     let replays: VecDeque<Vec<Frame>> =
@@ -96,7 +97,8 @@ fn rig(replays: &[&[u8]]) -> Rig {
     };
     let pace = Pace { flush_interval: Duration::from_millis(5), audit_after: Duration::from_secs(5) };
     let stop = CancellationToken::new();
-    let follower = Follower::new(source, Arc::clone(&worker), Arc::clone(&state), EventMetrics::default(), pace);
+    let follower =
+        Follower::new(source, Wire::Vllm, Arc::clone(&worker), Arc::clone(&state), EventMetrics::default(), pace);
     tokio::spawn(follower.run(stop.clone()));
     Rig { state, worker, events, asked, replays, reconnects, stop }
 }

@@ -1,10 +1,13 @@
 use std::time::Duration;
 
+use fovea_gossip::message::EngineKind;
 use fovea_gossip::preamble::Identity;
-use fovea_kv::MediaId;
+use fovea_kv::{BlockSize, MediaId};
 use fovea_service::config::ByteSize;
+use fovea_sidecar_core::verify::{FlightId, Shown};
 
 use super::*;
+use crate::engine::version::Version;
 
 fn bodies(body_max: u64) -> Bodies {
     let limits = Limits { body_max: ByteSize(body_max), ..Limits::default() };
@@ -73,6 +76,9 @@ async fn a_body_over_the_limit_is_refused_before_it_is_read() {
     assert!(matches!(bodies(100).plain(&mut chunked, false).await, Err(Refusal::BodyTooLong { limit: 100 })));
 }
 
+const VLLM: Speaking =
+    Speaking { kind: EngineKind::Vllm, version: None, flight: FlightId(1), block_size: None, pairs: false };
+
 fn preamble() -> Preamble {
     let part = CHAT.find(r#""type":"image_url""#).unwrap() as u64;
     let uuid = CHAT.find(r#","uuid":"mine""#).unwrap() as u64;
@@ -90,13 +96,30 @@ fn preamble() -> Preamble {
 async fn a_preamble_sets_identities_and_weight() {
     let record = preamble::encode(&preamble());
     let mut request = request([&record[..], CHAT.as_bytes()].concat());
-    let weight = bodies(1 << 16).with_preamble(&mut request, record.len()).await.unwrap();
+    let (weight, predicted) = bodies(1 << 16).with_preamble(&mut request, record.len(), &VLLM).await.unwrap();
+    assert!(predicted.is_none(), "the record has no view");
     assert_eq!(weight, Weight { dp_rank: Some(3), prompt_tokens: 100, prefill_tokens: 36 });
     let (length, body) = sent(request).await;
     assert_eq!(length.unwrap(), body.len().to_string());
     let value: serde_json::Value = serde_json::from_str(&body).unwrap();
     assert_eq!(value["messages"][0]["content"][0]["uuid"], "ab".repeat(32));
     assert_eq!(body.matches("uuid").count(), 1);
+}
+
+#[tokio::test]
+async fn an_sglang_request_is_named_and_compared() {
+    let record = Preamble { body_at: 1, runs: vec![(7, 40)], root: 9, exact: true, ..preamble() };
+    let record = preamble::encode(&record);
+    let mut request = request([&record[..], CHAT.as_bytes()].concat());
+    let version = Version::parse("0.5.23");
+    let sglang = Speaking { kind: EngineKind::Sglang, version, block_size: BlockSize::new(16), ..VLLM };
+    let (_, predicted) = bodies(1 << 16).with_preamble(&mut request, record.len(), &sglang).await.unwrap();
+    let Predicted(expected) = predicted.unwrap();
+    assert_eq!((expected.view.len(), expected.session.as_deref(), expected.shown), (40, Some("fv-1"), Shown::Pads));
+    let (length, body) = sent(request).await;
+    assert_eq!(length.unwrap(), body.len().to_string());
+    let value: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((value["session_id"].as_str(), body.matches("uuid").count()), (Some("fv-1"), 0));
 }
 
 #[tokio::test]
@@ -107,7 +130,7 @@ async fn a_bad_preamble_is_refused() {
     for (body, length) in
         [(cut, record.len()), (whole(), record.len() - 1), (whole(), 1 << 30), (Bytes::new(), 1), (whole(), 0)]
     {
-        let answer = bodies(1 << 16).with_preamble(&mut request(body), length).await;
+        let answer = bodies(1 << 16).with_preamble(&mut request(body), length, &VLLM).await;
         assert!(matches!(answer, Err(Refusal::BadPreamble { .. })), "{length}: {answer:?}");
     }
 }
@@ -116,7 +139,7 @@ async fn a_bad_preamble_is_refused() {
 async fn the_limit_holds_for_the_body_behind_a_preamble() {
     let record = preamble::encode(&Preamble::default());
     let mut long = request([&record[..], &[b' '; 101]].concat());
-    let answer = bodies(100).with_preamble(&mut long, record.len()).await;
+    let answer = bodies(100).with_preamble(&mut long, record.len(), &VLLM).await;
     assert!(matches!(answer, Err(Refusal::BodyTooLong { limit: 100 })), "{answer:?}");
 }
 
@@ -138,10 +161,10 @@ async fn an_edit_beyond_the_body_is_refused() {
     for (index, (preamble, fits)) in cases.iter().enumerate() {
         let record = preamble::encode(preamble);
         let whole = [&record[..], CHAT.as_bytes()].concat();
-        let told = bodies(1 << 16).with_preamble(&mut request(whole.clone()), record.len()).await;
+        let told = bodies(1 << 16).with_preamble(&mut request(whole.clone()), record.len(), &VLLM).await;
         assert_eq!(!matches!(told, Err(Refusal::BadPreamble { .. })), *fits, "{index}: {told:?}");
         let mut untold = chunked(whole);
-        bodies(1 << 16).with_preamble(&mut untold, record.len()).await.unwrap();
+        bodies(1 << 16).with_preamble(&mut untold, record.len(), &VLLM).await.unwrap();
         assert_eq!(untold.into_body().collect().await.is_ok(), *fits, "{index} chunked");
     }
 }
