@@ -1,7 +1,7 @@
 //! Who gets a request: plain data in, a decision and its reasons out.
 //!
 //! `precise` picks the worker with the least work before the request's first output, in tokens:
-//! waiting prefill + (prompt − reused, by tier) + image tokens still to encode + weight × decode load.
+//! waiting prefill + weight × ((prompt − reused, by tier) + image tokens still to encode) + weight × decode load.
 //! An engine always computes at least one prompt token, so reuse is at most ⌊(prompt − 1) / block⌋ blocks.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -22,13 +22,18 @@ pub enum Mode {
     Session,
 }
 
+/// `docs/operate/choice.md` has the figures that the defaults come from.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     pub mode: Mode,
-    /// Cost of one prompt token of a running request, in prefill tokens.
+    /// Cost of one prompt token of a running request, in prefill tokens. A decode step reads that token's KV, which costs a small part
+    /// of computing it; a high weight makes workers look busy that would begin at once, and moves requests off their caches.
     pub decode_weight: f64,
     /// Cost of encoding one image token, in prefill tokens.
     pub image_weight: f64,
+    /// Cost of a token of the request's own work, in tokens that wait before it. Above 1, because its own work delays everybody after it
+    /// too, while a wait is over once it is over; much higher, a hot prefix queues where it is in place of being copied.
+    pub work_weight: f64,
     /// What a reused token saves, by level (GPU, CPU, storage), in prefill tokens.
     pub tier_weights: [f64; 3],
     /// A worker with more than this × the mean of outstanding tokens loses its affinity …
@@ -41,8 +46,9 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             mode: Mode::Precise,
-            decode_weight: 0.1,
+            decode_weight: 0.03,
             image_weight: 1.0,
+            work_weight: 2.0,
             tier_weights: [1.0, 0.8, 0.5],
             guard_factor: 1.5,
             guard_floor_tokens: 16_384,
@@ -85,7 +91,7 @@ pub struct Explained {
     pub overlap_blocks: [u32; 3],
     /// Prompt tokens that this worker would not compute.
     pub reused_tokens: u32,
-    /// Work before the first output, in tokens.
+    /// Work before the first output, weighted, in tokens.
     pub cost: f64,
     /// The load guard took its affinity.
     pub guarded: bool,
@@ -142,7 +148,7 @@ fn explain(candidate: &Candidate, query: &Query, settings: &Settings, limit: f64
                 + settings.tier_weights[1] * f64::from(counted[1] - counted[0])
                 + settings.tier_weights[2] * f64::from(counted[2] - counted[1]);
             let encode = settings.image_weight * tokens(unencoded_tokens(query.images, counted[2]));
-            f64::from(query.prompt_tokens) - saved + encode
+            settings.work_weight * (f64::from(query.prompt_tokens) - saved + encode)
         }
         Mode::Load | Mode::RoundRobin | Mode::Session => 0.0,
     };

@@ -71,6 +71,8 @@ pub struct Description<P> {
     /// The engine's events are complete: overlap may be believed.
     pub events: bool,
     pub draining: bool,
+    /// Its closed loop still believes predictions of media.
+    pub media_trusted: bool,
 }
 
 #[derive(Debug)]
@@ -213,15 +215,15 @@ impl<P: Clone + PartialEq> Fleet<P> {
     /// The request's first response byte came.
     pub fn started(&mut self, key: WorkerKey, booking: BookingId, now: Instant) {
         if let Some(worker) = self.get_mut(key) {
-            worker.load.started(booking);
+            worker.load.started(booking, now);
             worker.speculation.started(booking, now);
         }
     }
 
     /// The request is over; `failed`: without a response byte.
-    pub fn release(&mut self, key: WorkerKey, booking: BookingId, failed: bool) {
+    pub fn release(&mut self, key: WorkerKey, booking: BookingId, failed: bool, now: Instant) {
         if let Some(worker) = self.get_mut(key) {
-            worker.load.release(booking);
+            worker.load.release(booking, now);
             if failed {
                 worker.speculation.failed(booking);
             }
@@ -251,6 +253,11 @@ impl<P: Clone + PartialEq> Fleet<P> {
     /// The pool's workers that serve `model` and take requests.
     pub fn candidates(&self, pool: &P, model: &str, now: Instant) -> impl Iterator<Item = &Worker<P>> {
         self.ready(model, now).map(|(worker, _)| worker).filter(move |worker| worker.about.pool == *pool)
+    }
+
+    /// No worker of the pool has stopped to believe predictions of media.
+    pub fn media_trusted(&self, pool: &P) -> bool {
+        self.workers.iter().filter(|worker| worker.about.pool == *pool).all(|worker| worker.about.media_trusted)
     }
 
     /// Names of base models and adapters with at least one worker that takes requests, in order, each once; with such a worker.

@@ -40,6 +40,12 @@ fn a_long_queue_outweighs_overlap() {
 }
 
 #[test]
+fn own_work_weighs_more_than_a_wait() {
+    check(&[(1, 0, 0, 0), (2, 3, 90, 0)], 64, "w2 reuses 48");
+    check(&[(1, 0, 0, 0), (2, 3, 100, 0)], 64, "w1 reuses 0");
+}
+
+#[test]
 fn at_least_one_token_is_computed() {
     check(&[(1, 4, 0, 0)], 64, "w1 reuses 48");
     check(&[(1, 99, 0, 0)], 65, "w1 reuses 64");
@@ -48,8 +54,8 @@ fn at_least_one_token_is_computed() {
 
 #[test]
 fn decode_load_counts_by_its_weight() {
-    check(&[(1, 1, 0, 200), (2, 0, 0, 0)], 64, "w2 reuses 0");
-    check(&[(1, 1, 0, 100), (2, 0, 0, 0)], 64, "w1 reuses 16");
+    check(&[(1, 1, 0, 1200), (2, 0, 0, 0)], 64, "w2 reuses 0");
+    check(&[(1, 1, 0, 1000), (2, 0, 0, 0)], 64, "w1 reuses 16");
 }
 
 #[test]
@@ -72,7 +78,7 @@ fn images_still_to_encode_are_their_own_cost() {
         choose(&candidates(&[(1, overlap, 0, 0)]), &query, &Settings::default(), &mut why);
         why[0].cost
     };
-    assert_eq!([cost(0), cost(2), cost(3)], [130.0, 98.0, 52.0]);
+    assert_eq!([cost(0), cost(2), cost(3)], [260.0, 196.0, 104.0]);
 }
 
 #[test]

@@ -5,6 +5,10 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod chains;
+mod model;
+mod readers;
+
 fn chain(hashes: &[u64]) -> Vec<SequenceHash> {
     hashes.iter().copied().map(SequenceHash).collect()
 }
@@ -93,6 +97,36 @@ fn a_worker_beyond_the_limit_is_taken_out_as_a_whole() {
     index.apply_stored(b, Tier::Gpu, &chain(&[1])).unwrap();
     index.go_live(b);
     check(&index, &[1, 2], "0:2/2/2 1:1/1/1");
+}
+
+/// P is 1–4, X 11–14, Y 21–24. Worker 0 holds P and X, worker 1 P and Y; then worker 0 loses P, and its sidecar withdraws X with it.
+#[test]
+fn a_worker_that_lost_the_head_of_a_shared_prefix_changes_nothing_for_others() {
+    let mut index = Index::new(100);
+    let (a, b) = (index.add_worker(), index.add_worker());
+    index.apply_stored(a, Tier::Gpu, &chain(&[1, 2, 3, 4, 11, 12, 13, 14])).unwrap();
+    index.apply_stored(b, Tier::Gpu, &chain(&[1, 2, 3, 4, 21, 22, 23, 24])).unwrap();
+    index.apply_removed(a, Tier::Gpu, &chain(&[14, 13, 12, 11, 4, 3, 2, 1]));
+    check(&index, &[1, 2, 3, 4, 11, 12, 13, 14], "1:4/4/4");
+    index.apply_stored(a, Tier::Gpu, &chain(&[1, 2, 3, 4, 11])).unwrap();
+    check(&index, &[1, 2, 3, 4, 11, 12, 13, 14], "0:5/5/5 1:4/4/4");
+}
+
+/// The set of worker 0 alone has died, and comes back in a batch during which the table grows and epochs pass.
+#[test]
+fn a_set_that_comes_back_while_the_table_grows_is_counted() {
+    for full in (100..600).step_by(10) {
+        let mut index = Index::new(100_000);
+        let (a, b) = (index.add_worker(), index.add_worker());
+        index.apply_stored(b, Tier::Gpu, &chain(&(10_000..10_000 + full).collect::<Vec<_>>())).unwrap();
+        index.apply_stored(a, Tier::Gpu, &chain(&[1])).unwrap();
+        index.apply_removed(a, Tier::Gpu, &chain(&[1]));
+        let blocks: Vec<_> = (1..30).collect();
+        index.apply_stored(a, Tier::Gpu, &chain(&blocks)).unwrap();
+        index.apply_stored(b, Tier::Gpu, &chain(&blocks[..7])).unwrap();
+        check(&index, &blocks[..9], "0:9/9/9 1:7/7/7");
+        model::check_inside(&index);
+    }
 }
 
 /// A forest in which node n > 2 has parent n / 3: many chains that share prefixes.
