@@ -11,8 +11,10 @@ use fovea_service::telemetry::LogConfig;
 use serde::Deserialize;
 
 pub mod media;
+pub mod render;
 
 use media::MediaConfig;
+use render::RenderConfig;
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -32,6 +34,8 @@ pub struct BalancerConfig {
     pub trust: Trust,
     /// Images and other media given by URL.
     pub media: MediaConfig,
+    /// Images of models whose family has no rule.
+    pub render: RenderConfig,
     /// Tell clients which worker answered and why: `x-fovea-*` response headers.
     pub debug_headers: bool,
     /// Threads for the network; 0 = one per core. As many again prepare requests.
@@ -56,6 +60,7 @@ impl Default for BalancerConfig {
             limits: Limits::default(),
             trust: Trust::default(),
             media: MediaConfig::default(),
+            render: RenderConfig::default(),
             debug_headers: false,
             threads: 0,
             retry_percent: 10,
@@ -266,6 +271,7 @@ impl Validate for BalancerConfig {
     fn validate(&self) -> Result<(), Invalid> {
         self.limits.validate().map_err(|invalid| invalid.within("limits"))?;
         self.media.validate().map_err(|invalid| invalid.within("media"))?;
+        self.render.validate().map_err(|invalid| invalid.within("render"))?;
         if self.threads > 1024 {
             return Err(Invalid::new("threads", "is more than 1024", "write 0 for one per core"));
         }
@@ -367,6 +373,7 @@ mod tests {
         check("models: [{name: m}]\nmodels_from_workers: true", "ok");
         check("limits: {index_entries_max: 0}", "limits.index_entries_max: is 0");
         check("media: {bytes_max: 1MiB}", "media.bytes_max: leaves no room beside the cache");
+        check("render: {per_minute: 0}", "render.per_minute: is 0");
         check("media: {timeout: 0s}", "media.timeout: is 0");
         check("media: {allow: [10.0.0.1]}", "balancer.yaml:1:");
     }

@@ -77,11 +77,11 @@ fn sheet(got: &Result<Fetched, FetchError>, args: &Args, policy: IdentityPolicy)
             }
             let id = match (policy, &fetched.header) {
                 (IdentityPolicy::Content, Ok(header)) => {
-                    Some(identity::vllm_image_id(&fetched.bytes, header.converted, &args.engine_model))
+                    Some(identity::vllm_image_id(&fetched.bytes, header.converted, &args.engine_model).to_string())
                 }
-                _ => fetched.key(policy, &args.url),
+                _ => fetched.key(policy, &args.url).map(|key| key.to_string()),
             };
-            sheet["id"] = json!(id.map(|id| id.to_string()));
+            sheet["id"] = json!(id);
             if let Err(error) = &fetched.header {
                 sheet["note"] = json!(error.to_string());
             }

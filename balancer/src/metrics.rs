@@ -12,6 +12,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::fetch::MediaMetrics;
 use crate::models::pull::PullMetrics;
+use crate::render::RenderMetrics;
 
 /// What decided where a request went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,6 +58,7 @@ pub enum FrameKind {
     Snapshot,
     Delta,
     Load,
+    Learnt,
     Heartbeat,
 }
 
@@ -130,6 +132,7 @@ pub struct Metrics {
     pub sync_resyncs: Counter,
     pub media: MediaMetrics,
     pub models: PullMetrics,
+    pub render: RenderMetrics,
 }
 
 /// 1 ms to 512 s.
@@ -167,6 +170,7 @@ impl Metrics {
             sync_resyncs: Counter::default(),
             media: MediaMetrics::register(registry),
             models: PullMetrics::register(registry),
+            render: RenderMetrics::register(registry),
         };
         metrics.register_requests(registry);
         metrics.register_workers(registry);

@@ -179,6 +179,7 @@ impl Link {
             FromSidecar::Snapshot(_) => FrameKind::Snapshot,
             FromSidecar::Delta(_) => FrameKind::Delta,
             FromSidecar::Load(_) => FrameKind::Load,
+            FromSidecar::Learnt(_) => FrameKind::Learnt,
             FromSidecar::Heartbeat => FrameKind::Heartbeat,
         };
         self.metrics.sync_frames.get_or_create(&FrameLabels { kind }).inc();

@@ -1,18 +1,20 @@
-//! The shared state of routing: the fleet behind one short lock, and one index per pool behind another.
+//! The shared state of routing: the fleet behind one short lock, and one index per pool, read without a lock and written behind another.
 //!
 //! **Invariant:** no lock is held across an await, and the fleet's lock is never taken while an index lock is held.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use fovea_balancer_core::choose::{self, Candidate, Explained, Mode, Query};
 use fovea_balancer_core::fleet::{Description, Fleet, Freshness, Resolved, Served, State, Worker, WorkerKey};
-use fovea_balancer_core::index::{Index, WorkerDepth};
+use fovea_balancer_core::index::{Index, Reader, WorkerDepth};
 use fovea_balancer_core::load::{BookingId, Charge, Report};
 use fovea_gossip::message::EngineFacts;
 use fovea_kv::SequenceHash;
 use xxhash_rust::xxh3::xxh3_64;
+
+use crate::{learnt, render};
 
 /// All that a prediction depends on. Workers with equal facts share an index.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,22 +35,37 @@ impl PoolFacts {
 /// Workers for which one prediction holds, and what they hold.
 pub struct Pool {
     pub facts: PoolFacts,
-    index: RwLock<Index>,
+    index: Mutex<Index>,
+    reader: Reader,
+    /// How its engines key media, as far as their sidecars have seen.
+    pub learnt: learnt::Store,
+    /// What its engines' renderers showed.
+    pub rendered: render::Store,
     /// Requests routed; a count per pool, so that each pool's turns go round evenly whatever the mix of models.
     turns: AtomicU64,
 }
 
 impl Pool {
     pub fn new(facts: PoolFacts, index_entries_max: usize) -> Self {
-        Self { facts, index: RwLock::new(Index::new(index_entries_max)), turns: AtomicU64::new(0) }
+        let index = Index::new(index_entries_max);
+        let reader = index.reader();
+        Self {
+            facts,
+            index: Mutex::new(index),
+            reader,
+            learnt: learnt::Store::default(),
+            rendered: render::Store::default(),
+            turns: AtomicU64::new(0),
+        }
     }
 
-    pub fn index(&self) -> RwLockReadGuard<'_, Index> {
-        self.index.read().unwrap_or_else(PoisonError::into_inner)
+    /// Lock-free.
+    pub fn index(&self) -> &Reader {
+        &self.reader
     }
 
-    pub fn index_mut(&self) -> RwLockWriteGuard<'_, Index> {
-        self.index.write().unwrap_or_else(PoisonError::into_inner)
+    pub fn index_mut(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -68,6 +85,8 @@ pub struct Ask<'a> {
     pub model: &'a str,
     pub prompt_tokens: u32,
     pub hashes: &'a [SequenceHash],
+    /// The engine does not look into its cache for this prompt; what it computes is stored all the same.
+    pub no_reuse: bool,
     pub images: &'a [(u32, u32)],
     pub media: Option<u64>,
     pub session: Option<u64>,
@@ -107,7 +126,7 @@ impl Booked {
 impl Drop for Booked {
     fn drop(&mut self) {
         let failed = !self.started.load(Ordering::Relaxed);
-        self.workers.fleet().release(self.key, self.id, failed);
+        self.workers.fleet().release(self.key, self.id, failed, Instant::now());
     }
 }
 
@@ -171,6 +190,11 @@ impl Workers {
         self.fleet().resolve(model, turn, now)
     }
 
+    /// Predictions of media are believed in this pool.
+    pub fn media_trusted(&self, pool: &PoolRef) -> bool {
+        self.fleet().media_trusted(pool)
+    }
+
     /// Calls `look` for every name that a worker which takes requests serves, in order, with such a worker.
     pub fn each_name(&self, now: Instant, mut look: impl FnMut(&str, Served, &Description<PoolRef>)) {
         self.fleet().live_names(now).into_iter().for_each(|(name, (served, about))| look(name, served, about));
@@ -185,8 +209,9 @@ impl Workers {
     /// Chooses a worker of `pool` and books the request on it; `avoid` had its try. `None` when nobody is left.
     pub fn route(self: &Arc<Self>, pool: &PoolRef, ask: &Ask, avoid: Option<WorkerKey>, now: Instant) -> Option<Route> {
         let mut depths = Vec::new();
+        let looked_up = if ask.no_reuse { &[] } else { ask.hashes };
         if self.settings.mode == Mode::Precise {
-            pool.index().depths(ask.hashes, &mut depths);
+            pool.index().depths(looked_up, &mut depths);
         }
         let query = Query {
             prompt_tokens: ask.prompt_tokens,
@@ -201,7 +226,7 @@ impl Workers {
         let candidates: Vec<_> = fleet
             .candidates(pool, ask.model, now)
             .filter(|worker| Some(worker.key) != avoid)
-            .map(|worker| candidate(worker, ask.hashes, confirmed(worker, fleet.freshness(), &depths, now), now))
+            .map(|worker| candidate(worker, looked_up, confirmed(worker, fleet.freshness(), &depths, now), now))
             .collect();
         let chosen = choose::choose(&candidates, &query, &self.settings, &mut explained)?;
         let charge = Charge {

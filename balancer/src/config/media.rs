@@ -44,6 +44,17 @@ pub struct MediaConfig {
     /// A kept file is used this long without asking its origin again, and no longer than the origin allows.
     #[serde(with = "human_duration")]
     pub fresh_for: Duration,
+    /// What becomes of videos whose rule no engine was seen to follow.
+    pub unmeasured_videos: UnmeasuredVideos,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UnmeasuredVideos {
+    /// They end the view.
+    Prefix,
+    /// The rule is believed.
+    Predict,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -84,6 +95,7 @@ impl Default for MediaConfig {
             bytes_max: ByteSize::mib(256),
             cache_max: ByteSize::mib(64),
             fresh_for: Duration::ZERO,
+            unmeasured_videos: UnmeasuredVideos::Prefix,
         }
     }
 }

@@ -22,7 +22,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use fovea_kv::MediaId;
+use fovea_kv::MediaKey;
 use fovea_media::header::{HeaderError, ImageHeader};
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
@@ -184,16 +184,19 @@ impl Fetcher {
 
 impl Fetched {
     /// Name of the image behind `url` under a policy that does not read it whole; `None` when the policy reads the bytes
-    /// (`content`), or when its origin told too little.
-    pub fn key(&self, policy: IdentityPolicy, url: &str) -> Option<MediaId> {
-        match policy {
-            IdentityPolicy::Content => None,
-            IdentityPolicy::Url => Some(MediaId::from_engine_id(&format!("url {url}"))),
+    /// (`content`), or when its origin told too little. The name says which policy made it.
+    pub fn key(&self, policy: IdentityPolicy, url: &str) -> Option<MediaKey> {
+        let name = match policy {
+            IdentityPolicy::Content => return None,
+            IdentityPolicy::Url => format!("url {}", url::normalised(url)?),
             IdentityPolicy::Validator => {
                 let place = url::without_query(url)?;
                 let (etag, length) = (self.etag.as_deref()?, self.length?);
-                Some(MediaId::from_engine_id(&format!("validator {place} {etag} {length}")))
+                format!("validator {place} {etag} {length}")
             }
-        }
+        };
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(b"fovea-url").update(name.as_bytes());
+        Some(MediaKey(*hasher.finalize().as_bytes()))
     }
 }

@@ -119,6 +119,13 @@ pub(super) fn without_query(url: &str) -> Option<String> {
     Some(url[Position::BeforeHost..Position::AfterPath].to_owned())
 }
 
+/// The URL as it is asked for: two that differ in nothing an origin sees are one.
+pub(super) fn normalised(url: &str) -> Option<String> {
+    let mut url = Url::parse(url).ok()?;
+    url.set_fragment(None);
+    Some(url.into())
+}
+
 /// No blanks, control characters or backslashes, which URL parsers drop or turn.
 fn plain(text: &str) -> Result<(), Reason> {
     let odd = |byte: u8| byte <= b' ' || byte == 0x7f || byte == b'\\';

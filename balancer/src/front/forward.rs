@@ -68,6 +68,9 @@ fn peer(address: SocketAddr, timeouts: &Timeouts) -> HttpPeer {
     peer
 }
 
+/// An answer that came before the request was taken is there already, or never comes.
+const REFUSAL_WAIT: Duration = Duration::from_millis(200);
+
 /// Sends `request` and waits for the head of its answer. A pooled connection that the sidecar has closed meanwhile is replaced by a fresh one.
 ///
 /// # Errors
@@ -94,8 +97,11 @@ pub async fn exchange(
             }
         };
         match sent {
-            Ok(head) => {
+            Ok(Sent { head, whole }) => {
                 session.set_read_timeout(Some(timeouts.stream_idle));
+                if !whole {
+                    peer.group_key = FRESH;
+                }
                 return Ok(Upstream { session, peer, head });
             }
             Err(error) => {
@@ -113,11 +119,32 @@ pub async fn exchange(
     }
 }
 
-async fn send(session: &mut HttpSession, request: &Request) -> pingora_core::Result<ResponseHeader> {
+/// The head of an answer, and whether all of the request was taken before it.
+struct Sent {
+    head: ResponseHeader,
+    whole: bool,
+}
+
+async fn send(session: &mut HttpSession, request: &Request) -> pingora_core::Result<Sent> {
+    match write(session, request).await {
+        Ok(()) => Ok(Sent { head: read_head(session).await?, whole: true }),
+        Err(error) => {
+            // A sidecar that refuses a request says so without taking its body.
+            session.set_read_timeout(Some(REFUSAL_WAIT));
+            let head = read_head(session).await.map_err(|_| error)?;
+            Ok(Sent { head, whole: false })
+        }
+    }
+}
+
+async fn write(session: &mut HttpSession, request: &Request) -> pingora_core::Result<()> {
     session.write_request_header(Box::new(request.head.clone())).await?;
     session.write_request_body(request.preamble.clone(), false).await?;
     session.write_request_body(request.body.clone(), true).await?;
-    session.finish_request_body().await?;
+    session.finish_request_body().await
+}
+
+async fn read_head(session: &mut HttpSession) -> pingora_core::Result<ResponseHeader> {
     loop {
         session.read_response_header().await?;
         match session.response_header() {

@@ -31,10 +31,12 @@ use tokio_util::sync::CancellationToken;
 pub use accept::serve;
 
 use crate::config::BalancerConfig;
+use crate::config::media::UnmeasuredVideos;
 use crate::fetch::Fetcher;
 use crate::metrics::{ErrorKind, Metrics, OutcomeLabels};
 use crate::models::Models;
 use crate::prepare::ApiPath;
+use crate::render::Asker;
 use crate::workers::{Route, Workers};
 use forward::{Failed, Relayed, Upstream};
 use plan::{Plan, Planned, Planner, Told};
@@ -99,12 +101,20 @@ impl Front {
         options.h2c = true;
         options.h2_idle_timeout = Some(config.timeouts.client_idle);
         let in_use = metrics.body_bytes_in_flight.clone();
+        let (sidecars, connect) = (Arc::clone(&workers), config.timeouts.connect);
+        let asking = Asker::new(&config.render, sidecars, metrics.render.clone(), key.clone(), connect);
+        let renderer = asking.map(|(asker, renderer)| {
+            tokio::spawn(asker.run(stop.clone()));
+            renderer
+        });
         let planner = Arc::new(Planner {
             workers: Arc::clone(&workers),
             models,
+            renderer,
             embeddings_allowed: config.trust.client_embeddings,
             fetches: config.media.enabled,
             pixels_max: config.media.pixels_max,
+            unmeasured_videos: config.media.unmeasured_videos == UnmeasuredVideos::Predict,
         });
         Self {
             budget: body::Budget::new(config.limits.bodies_max.as_u64(), config.timeouts.queue, in_use),

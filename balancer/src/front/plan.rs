@@ -6,14 +6,16 @@ use std::time::Instant;
 use bytes::Bytes;
 use fovea_balancer_core::choose::Mode;
 use fovea_balancer_core::fleet::{Resolved, Served};
+use fovea_gossip::message::HashScheme;
 use fovea_gossip::preamble::{self, Preamble};
-use fovea_kv::{BlockSize, MediaId};
+use fovea_kv::BlockSize;
 
-use super::media::Media;
+use super::media::{Media, Wanted};
 use super::refusal::Refusal;
 use crate::metrics::{ErrorKind, Outcome};
 use crate::models::Models;
-use crate::prepare::{self, ApiPath, Prepared, Request, Target, ViewKind};
+use crate::prepare::{self, ApiPath, Prepared, Request, Target};
+use crate::render::{Known, Renderer};
 use crate::workers::{Ask, PoolRef, Route, Workers};
 
 /// Stands in while an engine's block size is not known: identities do not depend on it, and no hash made with it is used.
@@ -23,11 +25,10 @@ const ANY_BLOCK_TOKENS: u32 = 16;
 pub struct Plan {
     pub pool: PoolRef,
     pub prepared: Prepared,
+    /// Positions of media items, as far as their places are known.
     images: Vec<(u32, u32)>,
     /// Tokens of the whole prompt; a guess where it is not known to its end.
     load_tokens: u32,
-    /// Name of the first image where its bytes were not read: equal images still meet.
-    affinity: Option<MediaId>,
     /// The body for the sidecar, where it is not the client's: fetched images stand in it.
     pub body: Option<Bytes>,
 }
@@ -48,19 +49,23 @@ pub struct Told {
 pub struct Planner {
     pub workers: Arc<Workers>,
     pub models: Arc<Models>,
+    /// `None` = sizes of images are asked of no engine.
+    pub renderer: Option<Renderer>,
     /// Clients may send embeddings.
     pub embeddings_allowed: bool,
     /// Images given by URL can be fetched.
     pub fetches: bool,
     /// Most pixels of one image.
     pub pixels_max: u64,
+    /// As `media.unmeasured_videos` of the config.
+    pub unmeasured_videos: bool,
 }
 
 /// A plan, or what it needs first.
 pub enum Planned {
     Ready(Box<Plan>),
-    /// Images to be fetched, by place among the media parts.
-    Wants(Vec<(usize, String)>),
+    /// Media to be fetched.
+    Wants(Vec<Wanted>),
 }
 
 impl Planner {
@@ -88,33 +93,45 @@ impl Planner {
         let guess = request.guessed_tokens(body.len());
         let Some(preparer) = self.models.find(&base_names, &pool.facts.engine) else {
             let prepared = prepare::unprepared(&request);
-            let plan = Plan { pool, prepared, images: Vec::new(), load_tokens: guess, affinity: None, body: None };
+            let plan = Plan { pool, prepared, images: Vec::new(), load_tokens: guess, body: None };
             return Ok(Planned::Ready(Box::new(plan)));
         };
-        let urls = request.image_urls();
+        let urls = request.media_urls(preparer.predicts_videos());
         if media.is_none() && self.fetches && preparer.predicts_images() && !urls.is_empty() {
-            return Ok(Planned::Wants(urls.into_iter().map(|(place, url)| (place, url.to_owned())).collect()));
+            let wanted = |(place, kind, url): (usize, _, &str)| Wanted { place, kind, url: url.to_owned() };
+            return Ok(Planned::Wants(urls.into_iter().map(wanted).collect()));
         }
         let media = media.unwrap_or_default();
         let lora = if served == Served::Lora { model } else { "" };
         let known = BlockSize::new(pool.facts.block_size);
         let block_size = known.or(BlockSize::new(ANY_BLOCK_TOKENS)).expect("ANY_BLOCK_TOKENS is not 0");
-        let target =
-            Target { engine: &pool.facts.engine, block_size, lora, media: &media.source, pixels_max: self.pixels_max };
+        let facts =
+            Known { pool: &pool, base_names: &base_names, preparer: &preparer, renderer: self.renderer.as_ref() };
+        let target = Target {
+            engine: &pool.facts.engine,
+            block_size,
+            lora,
+            media: &media.source,
+            pixels_max: self.pixels_max,
+            learnt: &facts,
+            media_trusted: self.workers.media_trusted(&pool),
+            unmeasured_videos: self.unmeasured_videos,
+        };
         let (mut prepared, body) = preparer.prepare_body(&request, target, body);
         if let Some(part) = prepared.oversized {
             return Err(oversized(part, self.pixels_max));
         }
+        if let Some((part, error)) = prepared.unreadable {
+            let message = format!("media part {part}: {error}");
+            return Err(Refusal { param: Some("messages"), ..Refusal::new(ErrorKind::Media, message) });
+        }
         if known.is_none() {
             prepared = prepared.without_hashes("block_size_unknown");
         }
-        let images = prepared.preamble.spans.iter().map(|&(start, len, _)| (start, len)).collect();
-        let load_tokens = match prepared.view {
-            ViewKind::Exact => prepared.prompt_tokens,
-            ViewKind::Prefix { .. } | ViewKind::None { .. } => prepared.prompt_tokens.max(guess),
-        };
+        let images = prepared.preamble.slots.iter().map(|slot| (slot.start, slot.len)).collect();
+        let load_tokens = if prepared.counted { prepared.prompt_tokens } else { prepared.prompt_tokens.max(guess) };
         let body = body.map(Bytes::from);
-        Ok(Planned::Ready(Box::new(Plan { pool, prepared, images, load_tokens, affinity: media.affinity, body })))
+        Ok(Planned::Ready(Box::new(Plan { pool, prepared, images, load_tokens, body })))
     }
 }
 
@@ -135,15 +152,9 @@ impl Plan {
             model: &prepared.model,
             prompt_tokens: self.load_tokens,
             hashes: self.first_prompt(),
+            no_reuse: !prepared.reads_cache,
             images: &self.images,
-            media: prepared
-                .preamble
-                .spans
-                .first()
-                .map(|(_, _, id)| *id)
-                .or(self.affinity)
-                .and_then(|id| id.0.first_chunk::<8>().copied())
-                .map(u64::from_le_bytes),
+            media: prepared.affinity.and_then(|name| name.first_chunk().copied()).map(u64::from_le_bytes),
             session: prepared.session,
         }
     }
@@ -151,7 +162,10 @@ impl Plan {
     /// Hashes of the first prompt: several are one after another, and only one chain can be looked up.
     fn first_prompt(&self) -> &[fovea_kv::SequenceHash] {
         let hashes = &self.prepared.hashes;
-        let first = self.prepared.prompts.first().and_then(|tokens| tokens.checked_div(self.pool.facts.block_size));
+        let facts = &self.pool.facts;
+        let pairs = u32::from(facts.engine.hash_scheme == HashScheme::Fovea1Pairs);
+        let blocks = |tokens: &u32| tokens.saturating_sub(pairs).checked_div(facts.block_size);
+        let first = self.prepared.prompts.first().and_then(blocks);
         &hashes[..first.map_or(hashes.len(), |blocks| hashes.len().min(blocks as usize))]
     }
 
@@ -167,7 +181,8 @@ impl Plan {
         if encoded.len() <= preamble::MAX_PREAMBLE_BYTES {
             return encoded;
         }
-        record = Preamble { exact: false, runs: Vec::new(), spans: Vec::new(), blocks: 0, last: 0, ..record };
+        let (runs, spans, slots) = (Vec::new(), Vec::new(), Vec::new());
+        record = Preamble { exact: false, runs, spans, slots, blocks: 0, last: 0, ..record };
         preamble::encode(&record)
     }
 
@@ -186,7 +201,7 @@ impl Plan {
             Mode::Load | Mode::Session => Outcome::Load,
             Mode::Precise if !route.precise => Outcome::Load,
             Mode::Precise if self.pool.facts.engine.hybrid && !self.prepared.hashes.is_empty() => Outcome::Approximate,
-            Mode::Precise if self.prepared.view == ViewKind::Exact => Outcome::Precise,
+            Mode::Precise if self.prepared.view.is_whole() => Outcome::Precise,
             Mode::Precise if self.prepared.hashes.is_empty() => Outcome::Load,
             Mode::Precise => Outcome::Prefix,
         }

@@ -4,52 +4,32 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use fovea_gossip::preamble::Identity;
-use fovea_kv::{MediaId, RoutingView};
-use fovea_media::expand::{self, Item};
-use fovea_media::family::{Shape, VisionModel};
-use fovea_media::identity::{Options, Source, vllm_item_id};
-use fovea_openai::{ChatRequest, MediaKind, MediaPart};
+use fovea_media::family::VisionModel;
+use fovea_openai::{ChatRequest, MediaKind};
 use fovea_prompt::{ChatInput, Placeholders, clock};
 use serde_json::{Map, Value};
 
-use super::image::{Facts, TOO_MANY_PIXELS};
-use super::view::{hash, of_tokens};
-use super::{ClientUuid, Media, Prepared, Preparer, Target, ViewKind};
-
-/// Options of `media_io_kwargs.image` that change the identity alone, not the count.
-const IMAGE_IO_OPTIONS: [&str; 1] = ["rgba_background_color"];
+use super::files::encode;
+use super::image::TOO_MANY_PIXELS;
+use super::item::{Item, Made};
+use super::place::Placer;
+use super::{ClientUuid, Prepared, Preparer, Target};
 
 /// One request on its way.
-struct Chat<'a> {
-    model: &'a Preparer,
-    request: &'a ChatRequest<'a>,
-    target: Target<'a>,
+pub(super) struct Chat<'a> {
+    pub model: &'a Preparer,
+    pub request: &'a ChatRequest<'a>,
+    pub target: Target<'a>,
     /// The image rule under the request's own options; the reason why there is none.
-    vision: Result<Cow<'a, VisionModel>, &'static str>,
-}
-
-/// An image with everything that its expansion needs.
-struct Known {
-    facts: Facts,
-    /// As the engine keys it.
-    id: MediaId,
-    /// As the engine measures it.
-    size: (u32, u32),
-    shape: Shape,
-}
-
-/// Images known from the first on, and what ends the knowledge.
-struct Seen {
-    known: Vec<Known>,
-    /// Why the item after them is not known.
-    reason: Option<&'static str>,
-    /// Kinds of that item and all after it.
-    left: Vec<MediaKind>,
+    pub vision: Result<Cow<'a, VisionModel>, &'static str>,
 }
 
 impl Preparer {
     pub(super) fn chat<'a>(&'a self, request: &'a ChatRequest<'a>, target: Target<'a>) -> Prepared {
-        let vision = self.vision_under(&request.common.mm_processor_kwargs);
+        static NONE: std::sync::LazyLock<Map<String, Value>> = std::sync::LazyLock::new(Map::new);
+        // Other engines do not read these options as vLLM does.
+        let kwargs = if target.sets_identities() { &request.common.mm_processor_kwargs } else { &NONE };
+        let vision = self.vision_under(kwargs);
         Chat { model: self, request, target, vision }.prepare()
     }
 
@@ -63,40 +43,15 @@ impl Preparer {
             "request processor kwargs"
         })
     }
-}
 
-impl Chat<'_> {
-    fn prepare(&self) -> Prepared {
-        let all: Vec<_> = self.request.media.iter().map(|part| self.look_at(part)).collect();
-        let (identities, cuts) = self.edits(&all);
-        let oversized = all.iter().position(|item| item.as_ref().err() == Some(&TOO_MANY_PIXELS));
-        let prepared = self.predict(all);
-        let prepared = prepared.unwrap_or_else(|reason| Prepared::unknown(&self.request.common, reason));
-        Prepared { oversized, ..prepared.with_edits(identities, cuts) }
-    }
-
-    /// The prediction, or why there is none at all.
-    fn predict(&self, all: Vec<Result<Known, &'static str>>) -> Result<Prepared, &'static str> {
-        let common = &self.request.common;
-        if common.truncate_prompt_tokens {
-            return Err("truncate_prompt_tokens");
-        }
-        let tokens = self.tokens()?;
-        let seen = Seen::until_unknown(self.request, all);
-        let (view, media, kind) = self.view(&tokens, &seen)?;
-        let salt = common.cache_salt.as_deref().unwrap_or_default();
-        let mut hashes = Vec::new();
-        hash(&view, self.target.block_size, self.target.lora, salt, &mut hashes);
-        let mut prepared = Prepared::unknown(common, "").with_view(kind, &view, hashes);
-        prepared.media = media;
-        Ok(prepared)
-    }
-
-    /// Token ids of the prompt before expansion.
-    fn tokens(&self) -> Result<Vec<u32>, &'static str> {
-        let request = self.request;
+    /// Token ids of a chat before expansion.
+    pub(super) fn chat_tokens(
+        &self,
+        request: &ChatRequest<'_>,
+        vision: Option<&VisionModel>,
+    ) -> Result<Vec<u32>, &'static str> {
         let images = request.media.iter().filter(|part| part.kind == MediaKind::Image).count();
-        let image_text = self.vision.as_ref().map_or(Some(""), |vision| vision.image_text(images));
+        let image_text = vision.map_or(Some(""), |vision| vision.image_text(images));
         let input = ChatInput {
             messages: &request.messages,
             tools: request.tools.as_deref(),
@@ -106,10 +61,15 @@ impl Chat<'_> {
             reasoning_effort: request.reasoning_effort.as_ref(),
             add_generation_prompt: request.add_generation_prompt,
             continue_final_message: request.continue_final_message,
-            placeholders: Placeholders { image: image_text.ok_or("numbered placeholders")?, ..Placeholders::default() },
+            placeholders: Placeholders {
+                image: image_text.ok_or("numbered placeholders")?,
+                // Every family with a video rule writes this.
+                video: if self.video.is_some() { "<|vision_start|><|video_pad|><|vision_end|>" } else { "" },
+                audio: "",
+            },
             now: clock::local_now(),
         };
-        let prompt = &self.model.prompt;
+        let prompt = &self.prompt;
         let text = prompt.render_chat(&input).map_err(|error| {
             tracing::debug!(%error, "chat cannot be rendered");
             "template"
@@ -120,83 +80,64 @@ impl Chat<'_> {
         prompt.encode(&text, add_special_tokens, &mut tokens).map_err(|_| "tokenizer")?;
         Ok(tokens)
     }
+}
 
-    /// The expanded view, images with their places, and how far it holds.
-    fn view(&self, tokens: &[u32], seen: &Seen) -> Result<(RoutingView, Vec<Media>, ViewKind), &'static str> {
-        let vision = self.vision.as_deref().ok();
-        let (tokens, kind) = match seen.reason {
-            None => (tokens, ViewKind::Exact),
-            Some(reason) => {
-                let end = self.model.placeholders.end(tokens, seen.known.len(), &seen.left, vision).ok_or(reason)?;
-                (&tokens[..end], ViewKind::Prefix { reason })
-            }
-        };
-        let Some(vision) = vision else { return Ok((of_tokens(tokens), Vec::new(), kind)) };
-        let item = |known: &Known| Item { id: known.id, shape: known.shape.clone() };
-        let items: Vec<_> = seen.known.iter().map(item).collect();
-        let expand = if kind == ViewKind::Exact { expand::expand } else { expand::expand_prefix };
-        let expansion = expand(tokens, &items, vision).map_err(|_| "placeholders")?;
-        let place = |(known, start): (&Known, &u32)| {
-            let (width, height) = known.size;
-            Media { id: known.id, width, height, tokens: known.shape.tokens(), start: *start }
-        };
-        let media = seen.known.iter().zip(&expansion.placed).map(place).collect();
-        Ok((expansion.view, media, kind))
-    }
-
-    fn look_at(&self, part: &MediaPart<'_>) -> Result<Known, &'static str> {
-        let (engine, options) = (self.target.engine, self.options()?);
-        let facts = self.target.media.look_at(part, options, &engine.engine_model, self.target.pixels_max)?;
-        let vision = self.vision.as_ref().map_err(|reason| *reason)?;
-        let size = if engine.exif { facts.upright } else { facts.stored };
-        let shape = vision.measure(size.0, size.1).map_err(|_| "engine_refuses")?;
-        let under = |uuid: &str| vllm_item_id(Source::Uuid(uuid), options, &engine.engine_model);
-        let id = match (self.model.client_uuid, &part.uuid) {
-            (ClientUuid::Keep, Some(uuid)) => under(uuid),
-            (ClientUuid::Replace, _) if facts.travels => under(&facts.content.to_string()),
-            _ => facts.unnamed,
-        };
-        Ok(Known { facts, id, size, shape })
-    }
-
-    /// Options of the request that enter identities.
-    fn options(&self) -> Result<Options<'_>, &'static str> {
+impl Chat<'_> {
+    fn prepare(&self) -> Prepared {
         let common = &self.request.common;
-        let media_io = match common.media_io_kwargs.get("image") {
-            None => None,
-            Some(Value::Object(map)) if map.keys().all(|key| IMAGE_IO_OPTIONS.contains(&key.as_str())) => Some(map),
-            Some(_) => return Err("request media kwargs"),
+        let items: Vec<_> = self.request.media.iter().map(|part| self.item(part)).collect();
+        let (identities, cuts) = self.edits(&items);
+        let oversized = items.iter().position(|item| item.fault == Some(TOO_MANY_PIXELS));
+        let unreadable = items.iter().enumerate().find_map(|(place, item)| Some((place, item.unreadable?)));
+        let prepared = self.predict(&items).unwrap_or_else(|reason| Prepared::unknown(common, reason));
+        let affinity = items.first().and_then(|item| item.affinity);
+        // vLLM 0.32: `echo` of a chat makes prompt logprobs of `top_logprobs`, which is never null.
+        let reads_cache = !common.prompt_logprobs && !common.echo;
+        Prepared { oversized, unreadable, affinity, reads_cache, ..prepared.with_edits(identities, cuts) }
+    }
+
+    /// The prediction, or why there is none at all.
+    fn predict(&self, items: &[Item]) -> Result<Prepared, &'static str> {
+        let common = &self.request.common;
+        if common.truncate_prompt_tokens {
+            return Err("truncate_prompt_tokens");
+        }
+        if let Some(reason) = self.target.blurred(common).or(self.target.ids_given(common)) {
+            return Err(reason);
+        }
+        let tokens = self.model.chat_tokens(self.request, self.vision.as_deref().ok())?;
+        let placer = Placer {
+            vision: self.vision.as_deref().ok(),
+            video: self.model.video.as_ref(),
+            encode: &|text| encode(&self.model.prompt, text),
+            placeholders: &self.model.placeholders,
+            pad: self.model.pad,
+            whole: self.target.sets_identities(),
         };
-        Ok(Options { mm_processor: Some(&common.mm_processor_kwargs), media_io })
+        let placed = placer.place(&tokens, items)?;
+        let (root, mut hashes) = (self.target.root(common), Vec::new());
+        self.target.hash(&placed.hashed, root, &mut hashes);
+        let mut prepared = Prepared::unknown(common, "").with_view(placed.kind, &placed.told, hashes, root);
+        prepared.media = placed.media;
+        prepared.counted = placed.whole;
+        prepared.preamble.slots = placed.slots;
+        self.target.speak(&mut prepared.preamble, placed.told);
+        Ok(prepared)
     }
 
     /// Identities for the parts whose bytes travel along; cuts of what clients must not set.
-    fn edits(&self, all: &[Result<Known, &'static str>]) -> (Vec<Identity>, Vec<Range<usize>>) {
+    fn edits(&self, items: &[Item]) -> (Vec<Identity>, Vec<Range<usize>>) {
         let (mut identities, mut cuts) = (Vec::new(), self.request.common.cuts.clone());
-        if self.model.client_uuid == ClientUuid::Keep {
+        if self.model.client_uuid == ClientUuid::Keep && self.target.sets_identities() {
             return (identities, cuts);
         }
-        for (part, known) in self.request.media.iter().zip(all) {
+        for (part, item) in self.request.media.iter().zip(items) {
             cuts.extend(part.uuid_cut.clone());
-            if let Ok(Known { facts, shape, .. }) = known
-                && facts.travels
-            {
-                identities.push(Identity {
-                    insert_at: part.insert_at as u64,
-                    id: facts.content,
-                    tokens: shape.tokens(),
-                });
+            if let Some(id) = item.set {
+                let tokens = item.shape.as_ref().map_or(0, Made::tokens);
+                identities.push(Identity { insert_at: part.insert_at as u64, id, tokens });
             }
         }
         (identities, cuts)
-    }
-}
-
-impl Seen {
-    fn until_unknown(request: &ChatRequest<'_>, all: Vec<Result<Known, &'static str>>) -> Self {
-        let reason = all.iter().find_map(|item| item.as_ref().err().copied());
-        let known: Vec<_> = all.into_iter().map_while(Result::ok).collect();
-        let left = request.media[known.len()..].iter().map(|part| part.kind).collect();
-        Self { known, reason, left }
     }
 }

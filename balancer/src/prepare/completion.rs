@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use fovea_openai::{CompletionRequest, Prompt};
 
-use super::view::{hash, of_tokens};
+use super::view::of_tokens;
 use super::{Prepared, Preparer, Target, ViewKind};
 
 impl Preparer {
@@ -17,20 +17,26 @@ impl Preparer {
         if common.truncate_prompt_tokens {
             return unknown("truncate_prompt_tokens");
         }
+        if let Some(reason) = target.blurred(common) {
+            return unknown(reason);
+        }
         let Some(prompts) =
             request.prompt.as_ref().and_then(|prompt| self.encode_all(prompt, common.add_special_tokens))
         else {
             return unknown("tokenizer");
         };
-        let salt = common.cache_salt.as_deref().unwrap_or_default();
+        let root = target.root(common);
         let mut hashes = Vec::new();
         let views: Vec<_> = prompts.iter().map(|tokens| of_tokens(tokens)).collect();
         let mut views = views.iter();
         let Some(first) = views.next() else { return unknown("no prompt") };
-        hash(first, target.block_size, target.lora, salt, &mut hashes);
-        let mut prepared = unknown("").with_view(ViewKind::Exact, first, hashes);
+        target.hash(first, root, &mut hashes);
+        let mut prepared = unknown("").with_view(ViewKind::Exact, first, hashes, root);
+        target.speak(&mut prepared.preamble, first.clone());
+        // vLLM 0.32: `echo` with `logprobs` makes prompt logprobs of them.
+        prepared.reads_cache = !(common.prompt_logprobs || common.echo && common.logprobs);
         for view in views {
-            hash(view, target.block_size, target.lora, salt, &mut prepared.hashes);
+            target.hash(view, root, &mut prepared.hashes);
             prepared.prompt_tokens = prepared.prompt_tokens.saturating_add(view.len());
         }
         if prompts.len() > 1 {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use fovea_media::family::{ConfigError, ModelFiles, VisionModel};
+use fovea_media::family::{ConfigError, ModelFiles, VideoModel, VisionModel};
 use fovea_prompt::PromptModel;
 use serde_json::Value;
 
@@ -13,6 +13,7 @@ pub(super) struct Files {
     pub config: Value,
     preprocessor: Option<Value>,
     processor: Option<Value>,
+    video: Option<Value>,
 }
 
 impl Files {
@@ -25,6 +26,7 @@ impl Files {
             config: read_json(&dir.join("config.json"))?,
             preprocessor: optional("preprocessor_config.json")?,
             processor: optional("processor_config.json")?,
+            video: optional("video_preprocessor_config.json")?,
         })
     }
 
@@ -36,9 +38,23 @@ impl Files {
             processor: self.processor.as_ref(),
             kwargs,
         };
-        VisionModel::from_files(&files, |text| {
-            let mut ids = Vec::new();
-            prompt.encode(text, false, &mut ids).ok().map(|()| ids)
-        })
+        VisionModel::from_files(&files, |text| encode(prompt, text))
     }
+
+    /// The video rule, without options of a request.
+    pub fn video(&self, prompt: &PromptModel) -> Result<VideoModel, ConfigError> {
+        let files = ModelFiles {
+            config: &self.config,
+            preprocessor: self.video.as_ref().or(self.preprocessor.as_ref()),
+            processor: self.processor.as_ref(),
+            kwargs: None,
+        };
+        VideoModel::from_files(&files, |text| encode(prompt, text))
+    }
+}
+
+/// Ids of a text, special tokens in it parsed as such and none added.
+pub(super) fn encode(prompt: &PromptModel, text: &str) -> Option<Vec<u32>> {
+    let mut ids = Vec::new();
+    prompt.encode(text, false, &mut ids).ok().map(|()| ids)
 }

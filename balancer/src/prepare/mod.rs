@@ -5,10 +5,16 @@
 
 mod chat;
 mod completion;
+mod dialect;
 mod error;
 mod files;
 mod image;
 mod inline;
+mod item;
+mod key;
+mod learnt;
+mod place;
+mod rendering;
 mod view;
 
 use std::path::Path;
@@ -17,14 +23,17 @@ use fovea_gossip::message::EngineFacts;
 use fovea_gossip::preamble::Preamble;
 use fovea_kv::{BlockSize, MediaId, SequenceHash};
 use fovea_media::data_url;
-use fovea_media::family::VisionModel;
+use fovea_media::family::{VideoModel, VisionModel};
+use fovea_media::header::HeaderError;
 use fovea_openai::{ChatRequest, Common, CompletionRequest, Hazard, MediaKind, MediaPart};
 use fovea_prompt::PromptModel;
 use xxhash_rust::xxh3::xxh3_64;
 
 pub use error::{LoadError, PrepareError};
 use files::Files;
-pub use image::MediaSource;
+pub use image::{MediaSource, Named};
+pub use learnt::{Learnt, LearntMedia, NothingLearnt};
+pub use rendering::Rendering;
 
 /// Bytes of text in one token, and tokens of one image: rough means, for guesses.
 const TEXT_BYTES_PER_TOKEN: usize = 4;
@@ -52,6 +61,10 @@ impl ApiPath {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ViewKind {
     Exact,
+    /// As exact, and rests on what an engine was seen to use for the media in it.
+    Learnt,
+    /// As exact, and rests on what an engine's renderer showed of images of the same size.
+    Rendered,
     /// Exact up to where it ends; what follows is not known.
     Prefix {
         reason: &'static str,
@@ -62,11 +75,20 @@ pub enum ViewKind {
     },
 }
 
+impl ViewKind {
+    /// The view reaches to the end of the prompt.
+    pub fn is_whole(&self) -> bool {
+        matches!(self, Self::Exact | Self::Learnt | Self::Rendered)
+    }
+}
+
 impl std::fmt::Display for ViewKind {
-    /// `exact`, `prefix;reason=…` or `none;reason=…`.
+    /// `exact`, `exact;by=learnt`, `exact;by=renderer`, `prefix;reason=…` or `none;reason=…`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Exact => f.write_str("exact"),
+            Self::Learnt => f.write_str("exact;by=learnt"),
+            Self::Rendered => f.write_str("exact;by=renderer"),
             Self::Prefix { reason } => write!(f, "prefix;reason={reason}"),
             Self::None { reason } => write!(f, "none;reason={reason}"),
         }
@@ -76,8 +98,10 @@ impl std::fmt::Display for ViewKind {
 /// One media item whose place in the prompt is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Media {
-    pub id: MediaId,
-    /// As the engine measures it, in pixels.
+    pub kind: MediaKind,
+    /// As the engine keys it; `None` where its tokens are its identity (SGLang).
+    pub id: Option<MediaId>,
+    /// As the engine measures it, in pixels; 0 = not known.
     pub width: u32,
     pub height: u32,
     /// Placeholder positions it fills, and the first of them.
@@ -95,10 +119,19 @@ pub struct Prepared {
     pub prompts: Vec<u32>,
     /// Full blocks of the prompt; prompts one after another when there are several.
     pub hashes: Vec<SequenceHash>,
-    /// Images in prompt order.
+    /// In prompt order, as far as hashed.
     pub media: Vec<Media>,
     /// The first media part whose image has more pixels than we let through.
     pub oversized: Option<usize>,
+    /// The first media part whose bytes no engine reads as an image, and why.
+    pub unreadable: Option<(usize, HeaderError)>,
+    /// Name of the first media item, where it has one: equal items shall meet.
+    pub affinity: Option<[u8; 32]>,
+    /// `prompt_tokens` are those of the whole prompt.
+    pub counted: bool,
+    /// The engine looks into its cache for this prompt: it does not for one whose log probabilities are asked for, and stores it all the
+    /// same.
+    pub reads_cache: bool,
     /// Hash of the client's session key, for session affinity.
     pub session: Option<u64>,
     /// Model name as the client wrote it; empty when absent.
@@ -146,11 +179,12 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Images that are given by URL, with their places among all media parts.
-    pub fn image_urls(&self) -> Vec<(usize, &str)> {
-        let images = self.media().iter().enumerate().filter(|(_, part)| part.kind == MediaKind::Image);
-        let urls = images.filter_map(|(place, part)| Some((place, part.url.as_deref()?)));
-        urls.filter(|(_, url)| !data_url::is_data_url(url)).collect()
+    /// Images, and videos if wanted, that are given by URL: place among all media parts, kind, URL.
+    pub fn media_urls(&self, videos: bool) -> Vec<(usize, MediaKind, &str)> {
+        let wanted = |kind| kind == MediaKind::Image || videos && kind == MediaKind::Video;
+        let parts = self.media().iter().enumerate().filter(|(_, part)| wanted(part.kind));
+        let urls = parts.filter_map(|(place, part)| Some((place, part.kind, part.url.as_deref()?)));
+        urls.filter(|(.., url)| !data_url::is_data_url(url)).collect()
     }
 
     /// The first thing in it that an engine must not see.
@@ -178,16 +212,22 @@ pub fn unprepared(request: &Request<'_>) -> Prepared {
 }
 
 /// What a prediction depends on besides the request and the model's files.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Target<'a> {
     pub engine: &'a EngineFacts,
     pub block_size: BlockSize,
     /// Adapter that the request asks for; "" = the base model.
     pub lora: &'a str,
-    /// Bytes of images given by URL.
+    /// What is known of media given by URL.
     pub media: &'a MediaSource,
     /// Most pixels of one image, by its header.
     pub pixels_max: u64,
+    /// What engines like this one were seen to use.
+    pub learnt: &'a dyn Learnt,
+    /// False = what the engine caches of media was not what was predicted: views end before the first item.
+    pub media_trusted: bool,
+    /// Predict videos by a rule that no engine was seen to follow. Else the view ends before a video.
+    pub unmeasured_videos: bool,
 }
 
 /// What becomes of uuids that clients send.
@@ -203,10 +243,14 @@ pub enum ClientUuid {
 /// Everything that one model needs to be predicted, loaded once. Shared by all threads.
 pub struct Preparer {
     prompt: PromptModel,
-    /// `None` for a text model, or one whose images cannot be predicted: the view then ends at the first image.
+    /// `None` for a text model, or one of a family without a rule: the view then ends at the first image of a size that no renderer showed.
     vision: Option<VisionModel>,
+    /// Likewise for videos.
+    video: Option<VideoModel>,
     files: Files,
     placeholders: view::Placeholders,
+    /// The token of which an image is a run and nothing else; without a rule, the image token of the config.
+    pad: Option<u32>,
     client_uuid: ClientUuid,
 }
 
@@ -222,16 +266,33 @@ impl Preparer {
             .vision(&prompt, None)
             .inspect_err(|error| tracing::info!(dir = %dir.display(), %error, "images of this model are not predicted"))
             .ok();
+        let video = files.video(&prompt).ok();
         let placeholders = view::Placeholders::new(&files.config);
-        Ok(Self { prompt, vision, files, placeholders, client_uuid })
+        let pad = match &vision {
+            Some(vision) => place::pad_of(vision, placeholders.image),
+            None => placeholders.image,
+        };
+        Ok(Self { prompt, vision, video, files, placeholders, pad, client_uuid })
     }
 
-    /// Images of this model are worth fetching: they can be predicted.
+    /// Images of this model are worth fetching: they can be predicted, or learnt.
     pub fn predicts_images(&self) -> bool {
-        self.vision.is_some()
+        self.vision.is_some() || self.pad.is_some() || self.files.config.get("vision_config").is_some()
     }
 
-    /// As [`prepare`](Self::prepare), with fetched images put into the body where the source says so. `None` = the body stays as it is.
+    /// Token ids of a chat before any image is expanded, as its engine would have them; the config's image token. `None` when it cannot
+    /// be rendered.
+    pub fn unexpanded(&self, body: &str) -> Option<(Vec<u32>, Option<u32>)> {
+        let request = ChatRequest::parse(body).ok()?;
+        Some((self.chat_tokens(&request, self.vision.as_ref()).ok()?, self.placeholders.image))
+    }
+
+    /// Videos of this model are worth fetching.
+    pub fn predicts_videos(&self) -> bool {
+        self.video.is_some()
+    }
+
+    /// As [`prepare`](Self::prepare), with fetched media put into the body where the source says so. `None` = the body stays as it is.
     pub fn prepare_body(&self, request: &Request<'_>, target: Target<'_>, body: &[u8]) -> (Prepared, Option<Vec<u8>>) {
         let mut prepared = self.prepare(request, target);
         let body = match target.media {

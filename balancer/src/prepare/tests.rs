@@ -22,6 +22,19 @@ fn engine(max_model_len: u32) -> EngineFacts {
     }
 }
 
+fn target<'a>(engine: &'a EngineFacts, block_size: BlockSize, media: &'a MediaSource) -> Target<'a> {
+    Target {
+        engine,
+        block_size,
+        lora: "",
+        media,
+        pixels_max: u64::MAX,
+        learnt: &NothingLearnt,
+        media_trusted: true,
+        unmeasured_videos: false,
+    }
+}
+
 fn prepare(path: ApiPath, body: &Value, max_model_len: u32) -> Prepared {
     let preparer = Preparer::load(Path::new(MODEL), ClientUuid::Replace).unwrap();
     let (body, engine) = (body.to_string(), engine(max_model_len));
@@ -34,6 +47,9 @@ fn prepare(path: ApiPath, body: &Value, max_model_len: u32) -> Prepared {
             lora: "",
             media: &MediaSource::EngineOnly,
             pixels_max: 1 << 20,
+            learnt: &NothingLearnt,
+            media_trusted: true,
+            unmeasured_videos: false,
         },
     )
 }
@@ -128,18 +144,30 @@ fn request_options_are_predicted_as_captured() {
         let body = record["request"].to_string();
         let request = Request::parse(ApiPath::ChatCompletions, body.as_bytes()).unwrap();
         let (block_size, media) = (BlockSize::new(32).unwrap(), &MediaSource::EngineOnly);
-        let prepared =
-            preparer.prepare(&request, Target { engine: &engine, block_size, lora: "", media, pixels_max: u64::MAX });
+        let prepared = preparer.prepare(&request, target(&engine, block_size, media));
         assert_eq!(prepared.view, ViewKind::Exact, "{}", record["name"]);
         assert_eq!(u64::from(prepared.prompt_tokens), record["usage"]["prompt_tokens"].as_u64().unwrap());
         let (id, place) =
             (&record["render"]["mm_hashes"]["image"][0], &record["render"]["mm_placeholders"]["image"][0]);
-        assert_eq!(prepared.media[0].id.to_string(), id.as_str().unwrap(), "{}", record["name"]);
+        assert_eq!(prepared.media[0].id.unwrap().to_string(), id.as_str().unwrap(), "{}", record["name"]);
         let placed = (prepared.media[0].start, prepared.media[0].tokens);
         assert_eq!(placed, (place["offset"].as_u64().unwrap() as u32, place["length"].as_u64().unwrap() as u32));
         compared += 1;
     }
     assert_eq!(compared, 4);
+}
+
+#[test]
+fn bytes_that_no_engine_reads_are_named_by_their_part() {
+    let part = |data: &[u8]| json!({"type": "image_url", "image_url": {"url": fovea_media::data_url::encode(data)}});
+    let unreadable = |data: &[u8]| chat(&[text("a"), image(), part(data)]).unreadable.map(|(place, _)| place);
+    // A PNG of 60000 × 60000 pixels by a header whose checksum is wrong; a page in place of an image; what may be an image.
+    let mut png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\xea\x60\0\0\xea\x60\x08\x02\0\0\0".to_vec();
+    png.extend([1, 2, 3, 4]);
+    let found = [&png[..], b"<html>", b"no picture"].map(unreadable);
+    assert_eq!(found, [Some(1), Some(1), None]);
+    let prepared = chat(&[part(b"<html>")]);
+    assert_eq!(prepared.view.to_string(), "prefix;reason=image that no engine reads");
 }
 
 /// What a sidecar would send to its engine.
@@ -168,7 +196,7 @@ fn fetched_images_stand_in_the_body_with_their_identities() {
     let (engine, block_size) = (engine(0), BlockSize::new(4).unwrap());
     for inline in [true, false] {
         let media = &MediaSource::Fetched { files: [file("a"), file("b")].into(), inline };
-        let target = Target { engine: &engine, block_size, lora: "", media, pixels_max: u64::MAX };
+        let target = target(&engine, block_size, media);
         let (prepared, replaced) = preparer.prepare_body(&request, target, body.as_bytes());
         assert_eq!((&prepared.view, prepared.media.len(), replaced.is_some()), (&ViewKind::Exact, 3, inline));
         // Equal bytes are one image, wherever they came from.
@@ -180,7 +208,7 @@ fn fetched_images_stand_in_the_body_with_their_identities() {
             let url = part["image_url"]["url"].as_str().or(part["image_url"].as_str()).unwrap();
             let travels = inline || i == 1;
             assert_eq!(fovea_media::data_url::decode(url).is_ok_and(|bytes| bytes == png), travels, "part {i}");
-            let id = prepared.media[0].id.to_string();
+            let id = prepared.media[0].id.unwrap().to_string();
             assert_eq!(part["uuid"], if travels { json!(id) } else { Value::Null }, "part {i}");
         }
     }
@@ -195,3 +223,7 @@ fn an_image_of_too_many_pixels_is_named_by_its_part() {
     }
     assert_eq!(chat(&[text("a"), image()]).oversized, None);
 }
+
+mod dialects;
+mod renderings;
+mod videos;

@@ -1,7 +1,7 @@
 //! From tokens and images to a routing view, cut where knowledge ends.
 
 use fovea_gossip::preamble::{Identity, Preamble};
-use fovea_kv::{BlockSize, RoutingView, SequenceHash, root};
+use fovea_kv::{RoutingView, SequenceHash};
 use fovea_media::family::VisionModel;
 use fovea_openai::MediaKind;
 
@@ -10,8 +10,8 @@ use super::{Prepared, ViewKind};
 /// Token ids that stand for one media item each before expansion.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Placeholders {
-    /// Of a family without a rule; one with a rule knows its own.
-    image: Option<u32>,
+    /// A family with a rule knows its own places.
+    pub image: Option<u32>,
     video: Option<u32>,
     audio: Option<u32>,
 }
@@ -26,15 +26,15 @@ impl Placeholders {
         }
     }
 
-    /// Where a view ends that knows the first `images` images, and of all later items only their kinds, `left`. `None` when it cannot
-    /// be told.
+    /// Where a view ends that knows the first `images` images and `videos` videos, and of all later items only their kinds, `left`.
+    /// `None` when it cannot be told.
     ///
     /// Engines give the n-th item of a kind the n-th placeholder of that kind, wherever it stands and whoever wrote it; so the view
     /// ends at the first placeholder that any of the later items may take.
     pub fn end(
         &self,
         tokens: &[u32],
-        images: usize,
+        (images, videos): (usize, usize),
         left: &[MediaKind],
         vision: Option<&VisionModel>,
     ) -> Option<usize> {
@@ -54,7 +54,7 @@ impl Placeholders {
             None => nth(self.image, images),
         });
         // Qwen3-VL replaces the start mark before a video, too.
-        let video = has(MediaKind::Video).then(|| nth(self.video, 0)?.checked_sub(1));
+        let video = has(MediaKind::Video).then(|| nth(self.video, videos)?.checked_sub(1));
         let audio = has(MediaKind::Audio).then(|| nth(self.audio, 0));
         [image, video, audio].into_iter().flatten().try_fold(tokens.len(), |end, at| Some(end.min(at?)))
     }
@@ -67,10 +67,8 @@ pub(super) fn of_tokens(tokens: &[u32]) -> RoutingView {
     view
 }
 
-/// Sequence hashes of one prompt, appended to `out`.
-pub(super) fn hash(view: &RoutingView, block_size: BlockSize, lora: &str, salt: &str, out: &mut Vec<SequenceHash>) {
-    view.sequence_hashes(block_size, root(lora, salt), out);
-}
+/// Longest `session_id` that is passed on, in bytes; of a longer one only that it is there.
+const SESSION_BYTES_MAX: usize = 1024;
 
 impl Prepared {
     /// A request of which only the model is known.
@@ -82,22 +80,41 @@ impl Prepared {
             hashes: Vec::new(),
             media: Vec::new(),
             oversized: None,
+            unreadable: None,
+            affinity: None,
+            counted: false,
+            reads_cache: true,
             session: super::session(common),
             model: common.model.as_deref().unwrap_or_default().to_owned(),
             stream: common.stream.on,
-            preamble: Preamble::default(),
+            preamble: Preamble {
+                session: common.session_id.as_deref().map(|id| match id.len() {
+                    0..=SESSION_BYTES_MAX => id.to_owned(),
+                    _ => String::new(),
+                }),
+                body_at: common.insert_at as u64,
+                ..Preamble::default()
+            },
         }
     }
 
-    /// Fills in what follows from a prompt's view and hashes.
-    pub(super) fn with_view(mut self, kind: ViewKind, view: &RoutingView, hashes: Vec<SequenceHash>) -> Self {
-        self.preamble.exact = kind == ViewKind::Exact;
-        self.preamble.prompt_tokens = view.len();
-        self.preamble.runs = view.runs().iter().map(|run| (run.token, run.count)).collect();
-        self.preamble.spans = view.spans().iter().map(|span| (span.start, span.len, span.id)).collect();
+    /// Fills in what follows from a prompt's view and hashes; `told` = the view as far as its tokens are known.
+    pub(super) fn with_view(
+        mut self,
+        kind: ViewKind,
+        told: &RoutingView,
+        hashes: Vec<SequenceHash>,
+        root: SequenceHash,
+    ) -> Self {
+        self.preamble.exact = kind.is_whole();
+        self.preamble.prompt_tokens = told.len();
+        self.preamble.runs = told.runs().iter().map(|run| (run.token, run.count)).collect();
+        self.preamble.spans = told.spans().iter().map(|span| (span.start, span.len, span.id)).collect();
         self.preamble.blocks = u32::try_from(hashes.len()).unwrap_or(u32::MAX);
         self.preamble.last = hashes.last().map_or(0, |hash| hash.0);
-        self.prompt_tokens = view.len();
+        self.preamble.root = root.0;
+        self.prompt_tokens = told.len();
+        self.counted = kind.is_whole();
         self.hashes = hashes;
         self.view = kind;
         self

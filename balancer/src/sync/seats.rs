@@ -7,14 +7,14 @@ use fovea_balancer_core::fleet::{Description, WorkerKey};
 use fovea_balancer_core::index::WorkerIndex;
 use fovea_balancer_core::load::Report;
 use fovea_gossip::inbox::Change;
-use fovea_gossip::message::{Hello, Load, WorkerFacts};
+use fovea_gossip::message::{Hello, Learnt, Load, WorkerFacts};
 use fovea_kv::{SequenceHash, Tier};
 
 use super::upstream::Upstream;
 use crate::metrics::Metrics;
 use crate::workers::{PoolFacts, PoolRef, Workers};
 
-/// Hashes applied under one hold of an index lock: about 0.5 ms, so that lookups never wait long.
+/// Hashes applied under one hold of an index lock: about 0.5 ms, so that other streams never wait long. Lookups do not wait.
 const SLICE_HASHES: usize = 4096;
 
 struct Seat {
@@ -95,7 +95,15 @@ impl Seats {
             }),
             Change::Stored { worker, level, hashes } => self.with_seat(worker, |seat| self.store(seat, level, &hashes)),
             Change::Load(load) => self.with_seat(load.worker, |seat| self.workers.report(seat.key, report(&load), now)),
+            Change::Learnt(facts) => self.learn(facts),
             Change::Hello(_) | Change::Resync { .. } => debug_assert!(false, "the stream does these itself"),
+        }
+    }
+
+    /// One engine: one pool, except while a change of its facts is under way.
+    fn learn(&self, facts: Vec<Learnt>) {
+        if let Some(seat) = self.seats.first() {
+            facts.into_iter().for_each(|fact| seat.about.pool.learnt.put(fact));
         }
     }
 
@@ -151,5 +159,6 @@ fn description(
         lora_names: hello.engine.lora_names.clone().into(),
         events: facts.events && facts.block_size > 0,
         draining: hello.draining,
+        media_trusted: hello.media_trusted,
     }
 }

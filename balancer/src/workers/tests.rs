@@ -29,6 +29,7 @@ fn workers(mode: Mode, names: &[&str]) -> Arc<Workers> {
             lora_names: Vec::new().into(),
             events: true,
             draining: false,
+            media_trusted: true,
         };
         workers.add(about, Instant::now());
     }

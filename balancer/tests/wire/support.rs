@@ -128,6 +128,7 @@ pub fn hello(url: &str, block_size: u32) -> Hello {
         },
         workers: vec![WorkerFacts { dp_rank: 0, block_size, capacity_blocks: 400, events: true }],
         draining: false,
+        media_trusted: true,
     }
 }
 
