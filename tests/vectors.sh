@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
-# Compares what `fovea-balancer explain` predicts with what a real engine announced, for every request of a capture folder.
+# Compares what is predicted with what a real engine announced, for every request of a capture folder.
 #
-#   tests/vectors.sh [DIR] [--base BASE] [--engine NAME]
+#   tests/vectors.sh [DIR] [--base BASE] [--engine vllm|sglang|trtllm]
 #
-# DIR (default: BASE) holds capture files as tests/vectors/vllm/README.md describes them. BASE (default tests/vectors/vllm) gives the
-# model, engines.json, the images and the earlier records of each run when DIR has only part of them.
+# DIR (default: BASE) holds capture files as tests/vectors/ENGINE/README.md describes them; BASE is tests/vectors/ENGINE by default.
+#   vllm     `fovea-balancer explain` of every request. BASE gives the model, engines.json, the images and the earlier records of each
+#            run when DIR has only part of them.
+#   sglang   DIR is one version's folder or a folder of them. Every expanded prompt, with pads of images as learnt from earlier events.
+#   trtllm   DIR has events.json. Samples of all writers against each other; config.json from DIR or BASE.
 # Last line of stdout: {"exact":N,"supported":M,"unsupported":{reason: count}}; exit status 1 when exact < supported.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-dir='' base=$here/vectors/vllm engine=vllm
+dir='' base='' engine=vllm
 while [ $# -gt 0 ]; do
     case $1 in
         --base) base=$(cd "$2" && pwd); shift 2 ;;
@@ -17,8 +20,11 @@ while [ $# -gt 0 ]; do
         *) dir=$(cd "$1" && pwd); shift ;;
     esac
 done
+base=${base:-$here/vectors/$engine}
 cd "$here/.."
 . deploy/build-needs.sh
 profile=${FOVEA_PROFILE:-release}
-cargo build --locked --quiet --profile "$profile" -p fovea-balancer -p fovea-sidecar -p e2e --bins >&2
-exec "target/$profile/vectors" "${dir:-$base}" --base "$base" --engine "$engine"
+packages=(-p fovea-sidecar -p e2e)
+[ "$engine" != vllm ] || packages+=(-p fovea-balancer)
+cargo build --locked --quiet --profile "$profile" "${packages[@]}" --bins >&2
+exec "${CARGO_TARGET_DIR:-target}/$profile/vectors" "${dir:-$base}" --base "$base" --engine "$engine"

@@ -1,4 +1,5 @@
 //! Figures: the demo's comparison and the CPU bench, on the real programs.
 
+pub mod fleet;
 pub mod measure;
 pub mod report;

@@ -34,7 +34,10 @@ impl Mode {
 
 #[derive(Clone, Debug)]
 pub struct FleetConfig {
+    /// Engines, each with its sidecar.
     pub workers: usize,
+    /// Data-parallel ranks of each engine; each is a worker of its own.
+    pub ranks: usize,
     pub mode: Mode,
     pub model_dir: PathBuf,
     /// The balancer is given `model_dir` too; false = it pulls the files from a worker.
@@ -54,6 +57,7 @@ impl FleetConfig {
     pub fn tiny(workers: usize, mode: Mode) -> Self {
         Self {
             workers,
+            ranks: 1,
             mode,
             model_dir: tiny_model(),
             balancer_has_model: true,
@@ -110,14 +114,20 @@ impl Fleet {
             let sidecar = self.start_sidecar(self.sidecars.len(), url).await?;
             self.sidecars.push(sidecar);
         }
-        self.wait_for_workers(self.sidecars.len()).await
+        self.wait_for_workers(self.sidecars.len() * self.config.ranks).await
     }
 
     /// Starts an engine beside the others; port 0 = any.
     pub async fn start_engine(&self, index: usize, port: u16) -> anyhow::Result<Program> {
-        let model_dir = self.config.model_dir.display().to_string();
+        self.start_engine_of(&self.config.model_dir, index, port).await
+    }
+
+    /// As [`Self::start_engine`], with another model than the balancer's.
+    pub async fn start_engine_of(&self, model_dir: &Path, index: usize, port: u16) -> anyhow::Result<Program> {
+        let model_dir = model_dir.display().to_string();
         let mut args = vec!["--port".into(), port.to_string(), "--model-dir".into(), model_dir];
         args.extend(["--engine-model".into(), "./tiny-qwen3-vl".into(), "--model-name".into(), "tiny-vl".into()]);
+        args.extend(["--data-parallel-size".into(), self.config.ranks.to_string()]);
         args.extend(self.config.engine_args.iter().cloned());
         Program::start("engine-sim", &args, &self.dir.path().join(format!("engine-{index}.log"))).await
     }
@@ -151,16 +161,22 @@ impl Fleet {
     pub async fn settled(&self) -> anyhow::Result<()> {
         eventually("the balancer holds what the engines hold", LIVE_MAX, || async {
             let states = self.engine_states().await?;
+            let ranks = states.iter().flat_map(|state| state["ranks"].as_array().into_iter().flatten());
             let tier = |state: &Value, tier: &str| state[tier].as_array().cloned().unwrap_or_default();
             let blocks = |state: &Value| {
                 let all = [tier(state, "cached_blocks"), tier(state, "cpu_blocks")].concat();
                 all.iter().map(Value::to_string).collect::<HashSet<_>>().len()
             };
-            let held: usize = states.iter().map(blocks).sum();
+            let held: usize = ranks.map(blocks).sum();
             let at_rest = self.index_entries().await? == held as u64 && self.outstanding().await? == 0;
             Ok(at_rest.then_some(()))
         })
         .await
+    }
+
+    /// Waits until the balancer knows that nothing runs.
+    pub async fn quiet(&self) -> anyhow::Result<()> {
+        eventually("nothing runs", LIVE_MAX, || async { Ok((self.outstanding().await? == 0).then_some(())) }).await
     }
 
     /// (block, worker) pairs in the balancer's indexes.

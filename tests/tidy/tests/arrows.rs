@@ -14,7 +14,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("fovea-prompt", &[]),
     ("fovea-media", &["fovea-kv"]),
     ("fovea-gossip", &["fovea-kv"]),
-    ("fovea-sidecar-core", &["fovea-kv"]),
+    ("fovea-sidecar-core", &["fovea-kv", "fovea-gossip"]),
     ("fovea-balancer-core", &["fovea-kv"]),
     ("fovea-sidecar", &["fovea-kv", "fovea-openai", "fovea-gossip", "fovea-service", "fovea-sidecar-core"]),
     (
@@ -31,8 +31,9 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     ("engine-sim", &[]),
     ("tidy", &[]),
-    ("bench", &["e2e"]),
-    ("e2e", &[]),
+    ("bench", &["e2e", "fovea-kv", "fovea-sidecar-core", "fovea-balancer-core"]),
+    ("peers", &["fovea-kv", "fovea-balancer-core"]),
+    ("e2e", &["fovea-kv", "fovea-gossip", "fovea-sidecar-core"]),
     ("fuzz", &["fovea-kv", "fovea-media", "fovea-openai", "fovea-gossip", "fovea-prompt"]),
 ];
 

@@ -41,9 +41,11 @@ async fn main() -> anyhow::Result<()> {
         vec![image_part(&data_url("image/png", &noise_png(i, 400, 400))), text_part(&words(i, 20))]
     })
     .await?;
+    let turn8 = last_turn(&fleet, 150).await?;
     println!(
         "{}",
         json!({
+            "turn8_us": turn8, "turn8_over_words400": round(turn8 as f64 / words400.max(1) as f64),
             "words400_us": words400, "words4000_us": words4000, "image640k_us": image,
             "balancer_rss_mb": balancer_rss, "sidecar_rss_mb": sidecar_rss,
         })
@@ -53,23 +55,49 @@ async fn main() -> anyhow::Result<()> {
 
 /// CPU µs of the balancer per request, over `count` requests made by `parts`.
 async fn measure(fleet: &Fleet, count: u64, parts: impl Fn(u64) -> Vec<Value>) -> anyhow::Result<u64> {
-    let url = fleet.chat_url()?;
-    let body = |i: u64| {
-        json!({"model": "tiny-vl", "max_tokens": 1, "messages": [{"role": "user", "content": parts(i)}]}).to_string()
-    };
-    for i in 0..5 {
-        let answer = fleet.client.post(&url, body((1 << 40) + i)).await?;
-        ensure!(answer.status.is_success(), "{}: {:?}", answer.status, answer.body);
-        ensure!(answer.header("x-fovea-view") == "exact", "the view is {:?}", answer.header("x-fovea-view"));
-    }
+    let body = |i: u64| request(&[json!({"role": "user", "content": parts(i)})]);
+    send(fleet, (0..5).map(|i| body((1 << 40) + i))).await?;
     let bodies: Vec<String> = (0..count).map(body).collect();
-    let before = cpu_ticks(&fleet.balancer)?;
+    let before = cpu_micros(&fleet.balancer)?;
+    send(fleet, bodies).await?;
+    Ok(cpu_micros(&fleet.balancer)?.saturating_sub(before) / count)
+}
+
+/// CPU µs of the balancer for the eighth turn of a conversation whose seven others it has seen: 400 words a turn, answers of 50.
+async fn last_turn(fleet: &Fleet, conversations: u64) -> anyhow::Result<u64> {
+    let turn = |conversation: u64, turns: u64| {
+        let messages = (0..2 * turns - 1).map(|i| {
+            let (role, count) = if i % 2 == 0 { ("user", 400) } else { ("assistant", 50) };
+            json!({"role": role, "content": words((conversation << 8) + i + (1 << 41), count)})
+        });
+        request(&messages.collect::<Vec<_>>())
+    };
+    for turns in 1..8 {
+        send(fleet, (0..conversations).map(|conversation| turn(conversation, turns))).await?;
+    }
+    let last: Vec<String> = (0..conversations).map(|conversation| turn(conversation, 8)).collect();
+    let before = cpu_micros(&fleet.balancer)?;
+    send(fleet, last).await?;
+    Ok(cpu_micros(&fleet.balancer)?.saturating_sub(before) / conversations)
+}
+
+fn request(messages: &[Value]) -> String {
+    json!({"model": "tiny-vl", "max_tokens": 1, "messages": messages}).to_string()
+}
+
+async fn send(fleet: &Fleet, bodies: impl IntoIterator<Item = String>) -> anyhow::Result<()> {
+    let url = fleet.chat_url()?;
     for body in bodies {
         let answer = fleet.client.post(&url, body).await?;
         ensure!(answer.status.is_success(), "{}: {:?}", answer.status, answer.body);
+        ensure!(answer.header("x-fovea-view") == "exact", "the view is {:?}", answer.header("x-fovea-view"));
     }
-    let ticks = cpu_ticks(&fleet.balancer)? - before;
-    Ok(ticks * (1_000_000 / TICKS) / count)
+    Ok(())
+}
+
+/// Two decimals.
+fn round(ratio: f64) -> f64 {
+    (ratio * 100.0).round() / 100.0
 }
 
 /// A Qwen3-VL model directory around a real tokenizer: the tiny model's template and image rules, the tokenizer's own ids.
@@ -104,6 +132,18 @@ fn write_model(tokenizer: &Path, dir: &Path) -> anyhow::Result<()> {
 fn proc_file(program: &Program, name: &str) -> anyhow::Result<String> {
     let pid = program.pid().context("the program has ended")?;
     Ok(std::fs::read_to_string(format!("/proc/{pid}/{name}"))?)
+}
+
+/// CPU time of all threads: nanoseconds of each where the kernel keeps them, else ticks of 10 ms.
+fn cpu_micros(program: &Program) -> anyhow::Result<u64> {
+    let pid = program.pid().context("the program has ended")?;
+    let mut nanos = 0;
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        // A thread may end meanwhile.
+        let text = std::fs::read_to_string(task?.path().join("schedstat")).unwrap_or_default();
+        nanos += text.split_whitespace().next().and_then(|time| time.parse::<u64>().ok()).unwrap_or(0);
+    }
+    Ok(if nanos > 0 { nanos / 1000 } else { cpu_ticks(program)? * (1_000_000 / TICKS) })
 }
 
 fn cpu_ticks(program: &Program) -> anyhow::Result<u64> {

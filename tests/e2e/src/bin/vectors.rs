@@ -1,5 +1,11 @@
 //! Holds the balancer's predictions to what a real engine announced: `fovea-balancer explain` of every captured request against
-//! `fovea-sidecar decode` of the captured events. `tests/vectors.sh` builds the programs and starts this.
+//! `fovea-sidecar decode` of the captured events. `tests/vectors.sh` builds the programs and starts this. Captures without the bodies of
+//! the requests are predicted from their expanded prompts ([`sglang`]) or held against each other ([`trtllm`]).
+
+#[path = "vectors/sglang.rs"]
+mod sglang;
+#[path = "vectors/trtllm.rs"]
+mod trtllm;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Write;
@@ -14,9 +20,9 @@ use serde_json::{Value, json};
 
 #[derive(Parser)]
 struct Args {
-    /// Folder of capture files.
+    /// Folder of capture files. SGLang: of one version, or of a folder per version.
     dir: PathBuf,
-    /// Folder that gives model, engines.json, images and earlier records.
+    /// Folder that gives model, engines.json, images and earlier records; TensorRT-LLM: config.json.
     #[arg(long)]
     base: PathBuf,
     #[arg(long, default_value = "vllm")]
@@ -32,15 +38,11 @@ struct Tally {
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    let runs = capture::load(&args.dir, &args.base)?;
-    let engines = capture::engines(&args.base)?;
-    let golden = args.base.join("golden_sequence_hashes.json");
-    let golden: HashMap<String, Vec<String>> =
-        if golden.exists() { serde_json::from_str(&std::fs::read_to_string(golden)?)? } else { HashMap::new() };
     let mut tally = Tally::default();
-    for (run, records) in &runs {
-        let engine = engines.get(run).cloned().unwrap_or_default();
-        check_run(&args, records, &engine, &golden, &mut tally)?;
+    match args.engine.as_str() {
+        "sglang" => sglang::check(&args, &mut tally)?,
+        "trtllm" => trtllm::check(&args, &mut tally)?,
+        _ => check_runs(&args, &mut tally)?,
     }
     println!("{}", json!({"exact": tally.exact, "supported": tally.supported, "unsupported": tally.unsupported}));
     ensure!(tally.supported > 0, "no supported request in {}: nothing was compared", args.dir.display());
@@ -50,6 +52,20 @@ fn main() -> anyhow::Result<()> {
         tally.supported - tally.exact,
         tally.supported
     );
+    Ok(())
+}
+
+/// Captures in the format of tests/vectors/vllm/README.md.
+fn check_runs(args: &Args, tally: &mut Tally) -> anyhow::Result<()> {
+    let runs = capture::load(&args.dir, &args.base)?;
+    let engines = capture::engines(&args.base)?;
+    let golden = args.base.join("golden_sequence_hashes.json");
+    let golden: HashMap<String, Vec<String>> =
+        if golden.exists() { serde_json::from_str(&std::fs::read_to_string(golden)?)? } else { HashMap::new() };
+    for (run, records) in &runs {
+        let engine = engines.get(run).cloned().unwrap_or_default();
+        check_run(args, records, &engine, &golden, tally)?;
+    }
     Ok(())
 }
 
@@ -200,16 +216,17 @@ fn explain(
 }
 
 fn decode(args: &Args, records: &[Record], model_dir: &Path) -> anyhow::Result<HashMap<String, Value>> {
+    let capture: String = records.iter().map(|record| record.line.clone() + "\n").collect();
+    let named = |line: Value| Ok((line["name"].as_str().context("a line has a name")?.to_owned(), line));
+    decode_file(args, model_dir, &capture)?.into_iter().map(named).collect()
+}
+
+/// The lines that `fovea-sidecar decode` gives for the text of a capture, in its order.
+fn decode_file(args: &Args, model_dir: &Path, text: &str) -> anyhow::Result<Vec<Value>> {
     let mut command = Command::new(bin_dir()?.join("fovea-sidecar"));
     command.args(["decode", "--engine", &args.engine, "--model-dir"]).arg(model_dir);
-    let capture: String = records.iter().map(|record| record.line.clone() + "\n").collect();
-    let output = String::from_utf8(feed(command, &capture)?)?;
-    let mut lines = HashMap::new();
-    for line in output.lines() {
-        let value: Value = serde_json::from_str(line)?;
-        lines.insert(value["name"].as_str().context("a line has a name")?.to_owned(), value);
-    }
-    Ok(lines)
+    let output = String::from_utf8(feed(command, text)?)?;
+    output.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
 }
 
 /// Runs a command with `input` and gives its stdout.
