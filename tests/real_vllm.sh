@@ -8,7 +8,8 @@
 #   FOVEA_VLLM_VENV   where vLLM is or will be installed (default target/real-vllm/venv)
 #   PYTHON            interpreter for a new one (default python3)
 #
-# Last line of stdout: {"requests","exact","repeats","same_worker","reused_tokens"}; exit status 1 when a prediction differed.
+# Last line of stdout: {"requests","exact","repeats","same_worker","reused_tokens","verdicts"}; exit status 1 when a prediction differed,
+# by the balancer's header or by the sidecars' closed loop.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . deploy/build-needs.sh

@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use fovea_balancer_core::choose;
 use fovea_balancer_core::fleet::Freshness;
+use fovea_media::estimate::Estimate;
 use fovea_service::config::{ByteSize, Invalid, Validate, human_duration};
 use fovea_service::telemetry::LogConfig;
 use serde::Deserialize;
 
+pub mod estimate;
 pub mod media;
 pub mod render;
 
@@ -36,6 +38,8 @@ pub struct BalancerConfig {
     pub media: MediaConfig,
     /// Images of models whose family has no rule.
     pub render: RenderConfig,
+    /// Tokens of media in requests that are not predicted, by llm-d's estimator and its keys.
+    pub estimate: Estimate,
     /// Tell clients which worker answered and why: `x-fovea-*` response headers.
     pub debug_headers: bool,
     /// Threads for the network; 0 = one per core. As many again prepare requests.
@@ -61,6 +65,7 @@ impl Default for BalancerConfig {
             trust: Trust::default(),
             media: MediaConfig::default(),
             render: RenderConfig::default(),
+            estimate: Estimate::default(),
             debug_headers: false,
             threads: 0,
             retry_percent: 10,

@@ -2,6 +2,7 @@
 
 pub mod app;
 pub mod config;
+pub mod estimate;
 pub mod explain;
 pub mod fetch;
 pub mod fetch_check;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use fovea_balancer::config::BalancerConfig;
-use fovea_balancer::{app, explain, fetch_check};
+use fovea_balancer::{app, estimate, explain, fetch_check};
 
 #[derive(Parser)]
 #[command(version, about)]
@@ -24,6 +24,8 @@ enum Command {
     },
     /// Prints what the balancer makes of one request: view, hashes, media.
     Explain(explain::Args),
+    /// Prints what llm-d's estimator makes of one request: media tokens, block hashes.
+    Estimate(estimate::Args),
     /// Prints what the balancer makes of one media URL: refused or not, size, identity.
     FetchCheck(fetch_check::Args),
 }
@@ -39,6 +41,7 @@ fn main() -> anyhow::Result<()> {
             Ok(app::run(config)?)
         }
         Command::Explain(args) => explain::run(&args),
+        Command::Estimate(args) => estimate::run(&args),
         Command::FetchCheck(args) => fetch_check::run(&args),
     }
 }

@@ -19,6 +19,7 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use fovea_media::estimate::VideoHints;
 use http::{HeaderValue, Method};
 use pingora_core::apps::{HttpPersistentSettings, HttpServerApp, HttpServerOptions, ReusedHttpStream};
 use pingora_core::connectors::http::Connector;
@@ -76,6 +77,8 @@ struct Context {
     id: String,
     turn: u64,
     began: Instant,
+    /// By the request's headers.
+    videos: VideoHints,
 }
 
 struct Counted(Gauge);
@@ -115,6 +118,7 @@ impl Front {
             fetches: config.media.enabled,
             pixels_max: config.media.pixels_max,
             unmeasured_videos: config.media.unmeasured_videos == UnmeasuredVideos::Predict,
+            estimate: config.estimate.clone(),
         });
         Self {
             budget: body::Budget::new(config.limits.bodies_max.as_u64(), config.timeouts.queue, in_use),
@@ -140,7 +144,8 @@ impl Front {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let id = headers::request_id(&client.req_header().headers)
             .unwrap_or_else(|| format!("{:016x}{turn:016x}", self.seed));
-        let context = Context { id, turn, began: Instant::now() };
+        let text = |name: &str| client.req_header().headers.get(name)?.to_str().ok();
+        let context = Context { id, turn, began: Instant::now(), videos: VideoHints::read(text) };
         let end = match self.route_path(client, &context).await {
             Ok(end) => end,
             Err(refusal) => {
@@ -238,9 +243,10 @@ impl Front {
         let busy = || Refusal::busy(ErrorKind::Busy, "too many requests are waiting; try again soon", context.turn);
         let slot = tokio::time::timeout(self.config.timeouts.queue, Arc::clone(&self.cpu).acquire_owned());
         let slot = slot.await.map_err(|_| busy())?.map_err(|_| busy())?;
-        let (planner, turn, began) = (Arc::clone(&self.planner), context.turn, Instant::now());
+        let (planner, began) = (Arc::clone(&self.planner), Instant::now());
+        let (turn, videos) = (context.turn, context.videos);
         let planned = tokio::task::spawn_blocking(move || {
-            let planned = planner.plan(path, &body, turn, media);
+            let planned = planner.plan(path, &body, turn, videos, media);
             drop(slot);
             planned
         });

@@ -9,12 +9,13 @@ use fovea_balancer_core::fleet::{Resolved, Served};
 use fovea_gossip::message::HashScheme;
 use fovea_gossip::preamble::{self, Preamble};
 use fovea_kv::BlockSize;
+use fovea_media::estimate::{Estimate, TOKENS_MAX, VideoHints};
 
 use super::media::{Media, Wanted};
 use super::refusal::Refusal;
 use crate::metrics::{ErrorKind, Outcome};
 use crate::models::Models;
-use crate::prepare::{self, ApiPath, Prepared, Request, Target};
+use crate::prepare::{self, ApiPath, Guess, Prepared, Request, Target};
 use crate::render::{Known, Renderer};
 use crate::workers::{Ask, PoolRef, Route, Workers};
 
@@ -59,6 +60,8 @@ pub struct Planner {
     pub pixels_max: u64,
     /// As `media.unmeasured_videos` of the config.
     pub unmeasured_videos: bool,
+    /// As `estimate` of the config.
+    pub estimate: Estimate,
 }
 
 /// A plan, or what it needs first.
@@ -69,11 +72,18 @@ pub enum Planned {
 }
 
 impl Planner {
-    /// Finds the pool for `body` and predicts what its engines will cache. `media` = what was fetched for an earlier [`Planned::Wants`].
+    /// Finds the pool for `body` and predicts what its engines will cache. `videos` = what the request's headers say of them; `media` = what was fetched for an earlier [`Planned::Wants`].
     ///
     /// # Errors
     /// For a body no engine would take, an unknown model, or a model without a ready worker.
-    pub fn plan(&self, path: ApiPath, body: &[u8], turn: u64, media: Option<Media>) -> Result<Planned, Refusal> {
+    pub fn plan(
+        &self,
+        path: ApiPath,
+        body: &[u8],
+        turn: u64,
+        videos: VideoHints,
+        media: Option<Media>,
+    ) -> Result<Planned, Refusal> {
         let request = Request::parse(path, body)?;
         if let Some(hazard) = request.hazard(self.embeddings_allowed) {
             let param = Some(hazard.field());
@@ -90,10 +100,10 @@ impl Planner {
             Resolved::Unknown => return Err(Refusal::unknown_model(model)),
             Resolved::NoneReady => return Err(no_worker(turn)),
         };
-        let guess = request.guessed_tokens(body.len());
+        let guess = |pool| request.guessed_tokens(body.len(), self.guess(pool, videos));
         let Some(preparer) = self.models.find(&base_names, &pool.facts.engine) else {
-            let prepared = prepare::unprepared(&request);
-            let plan = Plan { pool, prepared, images: Vec::new(), load_tokens: guess, body: None };
+            let (prepared, load_tokens) = (prepare::unprepared(&request), guess(&pool));
+            let plan = Plan { pool, prepared, images: Vec::new(), load_tokens, body: None };
             return Ok(Planned::Ready(Box::new(plan)));
         };
         let urls = request.media_urls(preparer.predicts_videos());
@@ -129,9 +139,17 @@ impl Planner {
             prepared = prepared.without_hashes("block_size_unknown");
         }
         let images = prepared.preamble.slots.iter().map(|slot| (slot.start, slot.len)).collect();
-        let load_tokens = if prepared.counted { prepared.prompt_tokens } else { prepared.prompt_tokens.max(guess) };
+        let load_tokens = if prepared.counted { prepared.prompt_tokens } else { prepared.prompt_tokens.max(guess(&pool)) };
         let body = body.map(Bytes::from);
         Ok(Planned::Ready(Box::new(Plan { pool, prepared, images, load_tokens, body })))
+    }
+}
+
+impl Planner {
+    /// An engine refuses a prompt that is longer than its model's context.
+    fn guess(&self, pool: &PoolRef, videos: VideoHints) -> Guess<'_> {
+        let longest = Some(pool.facts.engine.max_model_len).filter(|&longest| longest > 0);
+        Guess { estimate: &self.estimate, videos, media_max: longest.unwrap_or(TOKENS_MAX) }
     }
 }
 

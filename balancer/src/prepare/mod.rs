@@ -23,6 +23,7 @@ use fovea_gossip::message::EngineFacts;
 use fovea_gossip::preamble::Preamble;
 use fovea_kv::{BlockSize, MediaId, SequenceHash};
 use fovea_media::data_url;
+use fovea_media::estimate::{Estimate, VideoHints, audio_tokens};
 use fovea_media::family::{VideoModel, VisionModel};
 use fovea_media::header::HeaderError;
 use fovea_openai::{ChatRequest, Common, CompletionRequest, Hazard, MediaKind, MediaPart};
@@ -35,9 +36,9 @@ pub use image::{MediaSource, Named};
 pub use learnt::{Learnt, LearntMedia, NothingLearnt};
 pub use rendering::Rendering;
 
-/// Bytes of text in one token, and tokens of one image: rough means, for guesses.
+/// Bytes of text in one token, and tokens of a media item of which nothing is known: rough means, for guesses.
 const TEXT_BYTES_PER_TOKEN: usize = 4;
-const TOKENS_PER_MEDIA: usize = 1024;
+const TOKENS_PER_MEDIA: u32 = 1024;
 
 /// Which part of the OpenAI API a body is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,11 +166,13 @@ impl<'a> Request<'a> {
         self.common().model.as_deref().unwrap_or_default()
     }
 
-    /// Tokens of the prompt, by the length of its text alone: for the load that a prompt makes which cannot be predicted.
-    pub fn guessed_tokens(&self, body_bytes: usize) -> u32 {
+    /// Tokens of the prompt, by the length of its text and an estimate of its media: for the load that a prompt makes which cannot be
+    /// predicted.
+    pub fn guessed_tokens(&self, body_bytes: usize, guess: Guess<'_>) -> u32 {
         let media_bytes: usize = self.media().iter().filter_map(|part| part.url.as_deref()).map(str::len).sum();
         let text = body_bytes.saturating_sub(media_bytes) / TEXT_BYTES_PER_TOKEN;
-        u32::try_from(text + self.media().len() * TOKENS_PER_MEDIA).unwrap_or(u32::MAX)
+        let media = self.media().iter().map(|part| guess.tokens(part)).fold(0, u32::saturating_add);
+        u32::try_from(text).unwrap_or(u32::MAX).saturating_add(media.min(guess.media_max))
     }
 
     fn media(&self) -> &[MediaPart<'a>] {
@@ -199,6 +202,30 @@ impl<'a> Request<'a> {
         match self {
             Self::Chat(request) => &request.common,
             Self::Completion(request) => &request.common,
+        }
+    }
+}
+
+/// What the tokens of media are guessed by.
+#[derive(Clone, Copy)]
+pub struct Guess<'a> {
+    pub estimate: &'a Estimate,
+    /// What the request's headers say of every video in it.
+    pub videos: VideoHints,
+    /// Most tokens of all its media together.
+    pub media_max: u32,
+}
+
+impl Guess<'_> {
+    fn tokens(&self, part: &MediaPart<'_>) -> u32 {
+        let url = part.url.as_deref().unwrap_or_default();
+        match (part.kind, url.split_once(':')) {
+            (MediaKind::Image, _) => self.estimate.image_tokens(url),
+            (MediaKind::Video, _) => self.estimate.video_tokens(&self.videos),
+            (MediaKind::Audio, Some(("data", data))) => audio_tokens(data.split_once(',').map_or(data, |(_, data)| data), ""),
+            // Bare base64: a URL has a colon.
+            (MediaKind::Audio, None) if !url.is_empty() => audio_tokens(url, ""),
+            (MediaKind::Audio | MediaKind::Embedding | MediaKind::PromptEmbedding, _) => TOKENS_PER_MEDIA,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! N simulated engines, a sidecar beside each, one balancer.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -217,6 +217,30 @@ impl Fleet {
     pub async fn balancer_metrics(&self) -> anyhow::Result<String> {
         let answer = self.client.get(&format!("http://{}/metrics", self.balancer.addr("admin")?)).await?;
         Ok(String::from_utf8_lossy(&answer.body).into_owned())
+    }
+
+    /// Predicted requests by how the prediction turned out, as all sidecars count them.
+    pub async fn verdicts(&self) -> anyhow::Result<BTreeMap<String, u64>> {
+        let mut all = BTreeMap::new();
+        for sidecar in &self.sidecars {
+            let answer = self.client.get(&format!("http://{}/metrics", sidecar.addr("admin")?)).await?;
+            for line in String::from_utf8_lossy(&answer.body).lines() {
+                let Some(rest) = line.strip_prefix("sidecar_predictions_total{") else { continue };
+                let (labels, count) = rest.split_once("} ").context("a sample has a value")?;
+                let verdict = labels.split_once("verdict=\"").context("a verdict is a label")?.1;
+                *all.entry(verdict.trim_end_matches('"').to_owned()).or_default() += count.parse::<u64>()?;
+            }
+        }
+        Ok(all)
+    }
+
+    /// Waits until `count` predictions have a verdict; gives how many of each.
+    pub async fn judged(&self, count: u64) -> anyhow::Result<BTreeMap<String, u64>> {
+        eventually(&format!("{count} verdicts"), LIVE_MAX, || async {
+            let all = self.verdicts().await?;
+            Ok((all.values().sum::<u64>() == count).then_some(all))
+        })
+        .await
     }
 
     /// Folder of configs and logs, deleted with the fleet.

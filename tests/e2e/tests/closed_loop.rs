@@ -1,11 +1,12 @@
 //! The sidecar compares every prediction with what the engine then does, learns what only the engine knows, and says when they part.
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
 use e2e::workload::{Shape, chat, image_part, picture, text_part, words};
-use e2e::{Fleet, FleetConfig, Mode, Program, eventually, tiny_model};
+use e2e::{Fleet, FleetConfig, Mode, eventually, tiny_model};
 use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(20);
@@ -20,37 +21,6 @@ fn overlap(header: &str) -> u64 {
     header.split_once('/').and_then(|(held, _)| held.parse().ok()).unwrap_or_else(|| panic!("overlap {header:?}"))
 }
 
-/// Requests by verdict, as the sidecar counts them.
-async fn verdicts(fleet: &Fleet, sidecar: &Program) -> Vec<(String, u64)> {
-    let answer = fleet.client.get(&format!("http://{}/metrics", sidecar.addr("admin").unwrap())).await.unwrap();
-    let page = String::from_utf8_lossy(&answer.body).into_owned();
-    let line = |line: &str| {
-        let rest = line.strip_prefix("sidecar_predictions_total{")?;
-        let (labels, count) = rest.split_once("} ")?;
-        let verdict = labels.split_once("verdict=\"")?.1.trim_end_matches('"');
-        Some((verdict.to_owned(), count.parse().ok()?))
-    };
-    page.lines().filter_map(line).collect()
-}
-
-/// Waits until `count` predictions have a verdict; gives how many of each.
-async fn judged(fleet: &Fleet, count: u64) -> Vec<(String, u64)> {
-    eventually(&format!("{count} verdicts"), SOON, || async {
-        let mut all: Vec<(String, u64)> = Vec::new();
-        for sidecar in &fleet.sidecars {
-            for (verdict, n) in verdicts(fleet, sidecar).await {
-                match all.iter_mut().find(|(name, _)| *name == verdict) {
-                    Some((_, sum)) => *sum += n,
-                    None => all.push((verdict, n)),
-                }
-            }
-        }
-        Ok((all.iter().map(|(_, n)| n).sum::<u64>() == count).then_some(all))
-    })
-    .await
-    .unwrap()
-}
-
 #[tokio::test]
 async fn right_predictions_are_found_right() {
     let fleet = Fleet::start(FleetConfig::tiny(2, Mode::Precise)).await.unwrap();
@@ -62,7 +32,7 @@ async fn right_predictions_are_found_right() {
             sent += 1;
         }
     }
-    assert_eq!(judged(&fleet, sent).await, [("exact".to_owned(), sent)]);
+    assert_eq!(fleet.judged(sent).await.unwrap(), BTreeMap::from([("exact".to_owned(), sent)]));
 }
 
 #[tokio::test]
@@ -87,9 +57,9 @@ async fn a_wrong_image_rule_is_noticed_decoded_and_no_longer_used() {
     for turn in 0..6 {
         let answer = fleet.client.stream(&fleet.chat_url().unwrap(), ask(turn, 100 * turn)).await.unwrap();
         assert_eq!(answer.status, 200, "{}", answer.text);
-        judged(&fleet, turn + 1).await;
+        fleet.judged(turn + 1).await.unwrap();
     }
-    let found = judged(&fleet, 6).await;
+    let found = fleet.judged(6).await.unwrap();
     let diverged: u64 = found.iter().filter(|(verdict, _)| verdict.starts_with("diverged")).map(|(_, n)| n).sum();
     assert!(diverged >= 5, "{found:?}");
     let url = format!("http://{}/debug/divergences", fleet.sidecars[0].addr("admin").unwrap());
@@ -132,10 +102,9 @@ async fn sglang_s_pads_are_learnt_from_pages_of_one_token() {
     let other = fleet.client.stream(&url, ask(1, 5000)).await.unwrap();
     assert!(other.header("x-fovea-view").starts_with("exact"), "{}", other.header("x-fovea-view"));
     eventually("two exact verdicts", SOON, || async {
-        let mut found = verdicts(&fleet, &fleet.sidecars[0]).await;
-        found.extend(verdicts(&fleet, &fleet.sidecars[1]).await);
-        assert!(found.iter().all(|(verdict, _)| !verdict.starts_with("diverged")), "{found:?}");
-        Ok(found.iter().any(|(verdict, n)| verdict == "exact" && *n >= 2).then_some(()))
+        let found = fleet.verdicts().await?;
+        assert!(found.keys().all(|verdict| !verdict.starts_with("diverged")), "{found:?}");
+        Ok(found.get("exact").is_some_and(|n| *n >= 2).then_some(()))
     })
     .await
     .unwrap();

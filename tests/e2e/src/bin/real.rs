@@ -58,10 +58,13 @@ async fn main() -> anyhow::Result<()> {
             eprintln!("{name}: the repeat went to another worker");
         }
     }
+    let verdicts = fleet.judged(tally.sent).await?;
     println!(
         "{}",
-        json!({"requests": tally.sent, "exact": tally.exact, "repeats": tally.repeats, "same_worker": tally.same_worker, "reused_tokens": tally.reused_tokens})
+        json!({"requests": tally.sent, "exact": tally.exact, "repeats": tally.repeats, "same_worker": tally.same_worker,
+            "reused_tokens": tally.reused_tokens, "verdicts": verdicts})
     );
+    ensure!(verdicts.keys().all(|verdict| !verdict.starts_with("diverged")), "the closed loop found divergences");
     ensure!(tally.exact == tally.sent && tally.same_worker == tally.repeats, "predictions differ: see above");
     Ok(())
 }
