@@ -97,7 +97,9 @@ fn sheet(flat: &Flat, model: &str, salt: &str, block_tokens: usize) -> Value {
     });
     let mut notes: Vec<_> = flat.notes.iter().map(ToString::to_string).collect();
     if assets().any(|asset| asset.tokens == TOKENS_MAX) {
-        notes.push(format!("a media item is counted for {TOKENS_MAX} tokens, the most that one can have here; llm-d has no limit"));
+        notes.push(format!(
+            "a media item is counted for {TOKENS_MAX} tokens, the most that one can have here; llm-d has no limit"
+        ));
     }
     json!({
         "tokens_per_media": assets().map(|asset| asset.tokens).collect::<Vec<_>>(), "block_hashes": hashes,

@@ -57,6 +57,7 @@ pub fn read(path: &PathBuf) -> Result<Estimate, ConfigError> {
     if load::<Kind>(path)?.kind.as_deref() != Some(PICKER) {
         return Ok(load::<BalancerConfig>(path)?.estimate);
     }
-    let plugins = load::<Picker>(path)?.plugins.into_iter().filter(|plugin| PRODUCERS.contains(&plugin.plugin.as_str()));
+    let plugins =
+        load::<Picker>(path)?.plugins.into_iter().filter(|plugin| PRODUCERS.contains(&plugin.plugin.as_str()));
     Ok(plugins.filter_map(|plugin| plugin.parameters?.estimate).next().unwrap_or_default())
 }

@@ -14,7 +14,8 @@ use super::stream::Stream;
 const BILLING: &str = "x-anthropic-billing-header";
 
 pub const NUMBER: &str = "JSON with a number other than a whole one up to 2^53 enters the prompt: how llm-d writes it is not known, so there are no block hashes";
-pub const AUDIO_URL: &str = "audio_url is named by its URL here; llm-d does not read it and gives every one the same name";
+pub const AUDIO_URL: &str =
+    "audio_url is named by its URL here; llm-d does not read it and gives every one the same name";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Api {
@@ -128,17 +129,20 @@ struct Part<'a> {
 }
 
 #[derive(Default, Deserialize)]
+#[serde(expecting = "an object with a `url`")]
 struct Link {
     url: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
+#[serde(expecting = "an object with `data` and `format`")]
 struct Audio {
     data: Option<String>,
     format: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
+#[serde(expecting = "an object with a `url`, or with `data`")]
 struct Source {
     url: Option<String>,
     media_type: Option<String>,
@@ -165,7 +169,11 @@ enum Content<'a> {
 
 fn content(raw: Option<&RawValue>) -> Result<Content<'_>, serde_json::Error> {
     let json = raw.map_or("[]", RawValue::get);
-    if json.starts_with('"') { serde_json::from_str(json).map(Content::Text) } else { serde_json::from_str(json).map(Content::Parts) }
+    if json.starts_with('"') {
+        serde_json::from_str(json).map(Content::Text)
+    } else {
+        serde_json::from_str(json).map(Content::Parts)
+    }
 }
 
 fn prompts(prompt: Prompt, rules: Rules<'_>) -> Vec<Stream> {
@@ -278,7 +286,10 @@ impl Flattening<'_> {
             },
             Some("tool_use") => {
                 let input = part.input.map_or("", RawValue::get);
-                [part.id.as_deref(), part.name.as_deref(), Some(input)].into_iter().flatten().for_each(|text| self.stream.text(text));
+                [part.id.as_deref(), part.name.as_deref(), Some(input)]
+                    .into_iter()
+                    .flatten()
+                    .for_each(|text| self.stream.text(text));
             }
             Some("tool_result") => match content(part.content)? {
                 Content::Text(text) => self.stream.text(&text),

@@ -109,7 +109,7 @@ mod tests {
         let salted = [10631652750705364594, 10237833664982085275, 18278987246927966642];
         assert_eq!(chain("m", "s1", &tokens, 64, 2048), salted);
         assert_eq!(chain("ab", "c", &tokens, 64, 9), chain("a", "bc", &tokens, 64, 9));
-        assert_eq!(chain("m", "", &[], 0, 9), []);
+        assert!(chain("m", "", &[], 0, 9).is_empty());
     }
 
     #[test]

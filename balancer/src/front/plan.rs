@@ -7,7 +7,7 @@ use bytes::Bytes;
 use fovea_balancer_core::choose::Mode;
 use fovea_balancer_core::fleet::{Resolved, Served};
 use fovea_gossip::message::HashScheme;
-use fovea_gossip::preamble::{self, Preamble};
+use fovea_gossip::preamble::{self, Preamble, Routed};
 use fovea_kv::BlockSize;
 use fovea_media::estimate::{Estimate, TOKENS_MAX, VideoHints};
 
@@ -139,7 +139,8 @@ impl Planner {
             prepared = prepared.without_hashes("block_size_unknown");
         }
         let images = prepared.preamble.slots.iter().map(|slot| (slot.start, slot.len)).collect();
-        let load_tokens = if prepared.counted { prepared.prompt_tokens } else { prepared.prompt_tokens.max(guess(&pool)) };
+        let load_tokens =
+            if prepared.counted { prepared.prompt_tokens } else { prepared.prompt_tokens.max(guess(&pool)) };
         let body = body.map(Bytes::from);
         Ok(Planned::Ready(Box::new(Plan { pool, prepared, images, load_tokens, body })))
     }
@@ -189,19 +190,17 @@ impl Plan {
 
     /// The record for the sidecar.
     pub fn preamble(&self, route: &Route) -> Vec<u8> {
-        let mut record = Preamble {
-            dp_rank: route.dp_rank,
-            prompt_tokens: self.load_tokens,
-            reused_tokens: route.reused_tokens,
-            ..self.prepared.preamble.clone()
-        };
-        let encoded = preamble::encode(&record);
+        let routed =
+            Routed { dp_rank: route.dp_rank, prompt_tokens: self.load_tokens, reused_tokens: route.reused_tokens };
+        let whole = &self.prepared.preamble;
+        let encoded = preamble::encode_routed(whole, routed);
         if encoded.len() <= preamble::MAX_PREAMBLE_BYTES {
             return encoded;
         }
-        let (runs, spans, slots) = (Vec::new(), Vec::new(), Vec::new());
-        record = Preamble { exact: false, runs, spans, slots, blocks: 0, last: 0, ..record };
-        preamble::encode(&record)
+        let (identities, cuts, session) = (whole.identities.clone(), whole.cuts.clone(), whole.session.clone());
+        let Preamble { root, body_at, .. } = *whole;
+        let short = Preamble { identities, cuts, session, root, body_at, ..Preamble::default() };
+        preamble::encode_routed(&short, routed)
     }
 
     /// All that is still needed once an answer has begun.

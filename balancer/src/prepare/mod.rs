@@ -222,7 +222,9 @@ impl Guess<'_> {
         match (part.kind, url.split_once(':')) {
             (MediaKind::Image, _) => self.estimate.image_tokens(url),
             (MediaKind::Video, _) => self.estimate.video_tokens(&self.videos),
-            (MediaKind::Audio, Some(("data", data))) => audio_tokens(data.split_once(',').map_or(data, |(_, data)| data), ""),
+            (MediaKind::Audio, Some(("data", data))) => {
+                audio_tokens(data.split_once(',').map_or(data, |(_, data)| data), "")
+            }
             // Bare base64: a URL has a colon.
             (MediaKind::Audio, None) if !url.is_empty() => audio_tokens(url, ""),
             (MediaKind::Audio | MediaKind::Embedding | MediaKind::PromptEmbedding, _) => TOKENS_PER_MEDIA,

@@ -121,15 +121,43 @@ fn a_prompt_that_the_engine_refuses_as_too_long_is_not_called_exact() {
     assert_eq!((several.view, several.prompt_tokens, several.hashes.len()), (ViewKind::Exact, 4, 4));
 }
 
+/// Guess for a chat with one part; its body is less than 100 bytes beside URLs.
+fn guess(part: Value, videos: VideoHints, media_max: u32) -> u32 {
+    let body = json!({"messages": [{"role": "user", "content": [part]}]}).to_string();
+    let request = Request::parse(ApiPath::ChatCompletions, body.as_bytes()).unwrap();
+    request.guessed_tokens(body.len(), Guess { estimate: &Estimate::default(), videos, media_max })
+}
+
 #[test]
-fn guesses_count_text_and_media_but_no_image_bytes() {
-    let guess =
-        |body: &str| Request::parse(ApiPath::ChatCompletions, body.as_bytes()).unwrap().guessed_tokens(body.len(), Guess { estimate: &Estimate::default(), videos: VideoHints::default(), media_max: u32::MAX });
-    let text = json!({"messages": [{"role": "user", "content": "x".repeat(4000)}]}).to_string();
-    assert!((1000..1050).contains(&guess(&text)), "{}", guess(&text));
-    let url = format!("data:image/png;base64,{}", "A".repeat(40_000));
-    let image = json!({"messages": [{"role": "user", "content": [{"image_url": url}]}]}).to_string();
-    assert!((225..260).contains(&guess(&image)), "{}", guess(&image));
+fn guesses_count_text_and_estimate_media() {
+    let check = |part: Value, tokens: u32| {
+        let guess = guess(part.clone(), VideoHints::default(), u32::MAX);
+        assert!((tokens..tokens + 30).contains(&guess), "{guess}, not {tokens}: {}", &part.to_string()[..40]);
+    };
+    check(json!("x".repeat(4000)), 1000);
+    // An image's bytes are no text; without a size in them it has that of the defaults.
+    check(json!({"image_url": format!("data:image/png;base64,{}", "A".repeat(40_000))}), 225);
+    check(json!({"image_url": "http://a/b.png"}), 225);
+    check(json!({"image_url": IMAGE}), 4);
+    check(json!({"video_url": {"url": "http://a/b.mp4"}}), 4500);
+    check(json!({"type": "input_audio", "input_audio": {"data": "A".repeat(4000), "format": "wav"}}), 1000);
+    check(json!({"audio_url": {"url": format!("data:audio/wav;base64,{}", "A".repeat(4000))}}), 1000);
+    check(json!({"audio_url": {"url": "http://a/b.wav"}}), 1024);
+    check(json!({"image_embeds": "AAAA"}), 1024);
+}
+
+#[test]
+fn no_claim_of_a_client_makes_a_guess_without_bound() {
+    // 33 bytes that claim 10^6 × 10^6 pixels.
+    let huge = json!({"image_url": "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAPQkAAD0JACAIAAADTD68q"});
+    assert!((1 << 20..(1 << 20) + 30).contains(&guess(huge.clone(), VideoHints::default(), u32::MAX)));
+    assert!((32_768..32_800).contains(&guess(huge, VideoHints::default(), 32_768)));
+    let videos =
+        |duration: &str| VideoHints::read(|name| (name == "x-llm-d-video-duration-seconds").then_some(duration));
+    for (duration, tokens) in [("2", 900), ("1e9", 1 << 20), ("Inf", 4500), ("-1", 4500)] {
+        let guess = guess(json!({"video_url": {"url": "v"}}), videos(duration), u32::MAX);
+        assert!((tokens..tokens + 30).contains(&guess), "{duration}: {guess}");
+    }
 }
 
 /// Every request in the capture of an engine that trusts request options gives the engine's own blocks and count.

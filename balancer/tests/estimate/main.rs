@@ -1,7 +1,9 @@
 //! `fovea-balancer estimate` against what llm-d's own code answered.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests: a failure is the test's")]
+
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use fovea_balancer::estimate::{Api, Rules, chain, flatten};
@@ -81,7 +83,8 @@ fn every_recorded_request_has_the_numbers_of_llm_d() {
             continue;
         }
         assert_eq!(sheet["media"], expect["features"], "{id}");
-        let hashes: Vec<_> = expect["block_hashes"].as_array().unwrap().iter().flat_map(|h| h.as_array().unwrap()).collect();
+        let hashes: Vec<_> =
+            expect["block_hashes"].as_array().unwrap().iter().flat_map(|h| h.as_array().unwrap()).collect();
         assert_eq!(sheet["block_hashes"], json!(hashes), "{id}");
         assert_eq!(sheet["notes"], json!([]), "{id}");
     }
@@ -99,7 +102,11 @@ fn every_recorded_chain_of_blocks_is_that_of_llm_d() {
         let (model, salt) = (input["model"].as_str().unwrap(), input["cache_salt"].as_str().unwrap());
         let sizes = [&input["block_size"], &input["max_blocks"]].map(|size| word(size) as usize);
         let hashes = chain(model, salt, &words.collect::<Vec<_>>(), sizes[0], sizes[1]);
-        assert_eq!(json!(hashes.iter().map(u64::to_string).collect::<Vec<_>>()), case["expect"]["block_hashes"], "{case}");
+        assert_eq!(
+            json!(hashes.iter().map(u64::to_string).collect::<Vec<_>>()),
+            case["expect"]["block_hashes"],
+            "{case}"
+        );
         seen += 1;
     }
     assert!(matches!(seen, 0 | 11), "{seen} chains");
@@ -127,12 +134,16 @@ fn model_and_salt_are_those_of_the_request() {
 fn a_config_file_of_llm_d_is_understood() {
     let text = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: max-score-picker\n- name: t\n  type: token-producer\n  \
         parameters:\n    estimate:\n      image: {mode: static, static: {staticToken: 70}}\n      video: {defaultDuration: 1, maxVideoTokens: 300}\n";
-    let parts = json!([{"type": "image_url", "image_url": {"url": "u"}}, {"type": "video_url", "video_url": {"url": "v"}}]);
+    let parts =
+        json!([{"type": "image_url", "image_url": {"url": "u"}}, {"type": "video_url", "video_url": {"url": "v"}}]);
     let theirs = Config::new("theirs", text);
     assert_eq!(run(Some(&theirs), &[], &chat(parts.clone()))["tokens_per_media"], json!([70, 300]));
     let headers = ["--header", "X-LLM-D-Video-Duration-Seconds=0.5"];
     assert_eq!(run(Some(&theirs), &headers, &chat(parts.clone()))["tokens_per_media"], json!([70, 225]));
-    for (name, text) in [("typo", text.replace("staticToken", "statikToken")), ("ours", "estimate: {image: {statikToken: 1}}".to_owned())] {
+    for (name, text) in [
+        ("typo", text.replace("staticToken", "statikToken")),
+        ("ours", "estimate: {image: {statikToken: 1}}".to_owned()),
+    ] {
         let output = program(Some(&Config::new(name, &text)), &[], &chat(parts.clone()));
         let notes = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success() && notes.contains("statikToken"), "{notes}");
@@ -141,10 +152,12 @@ fn a_config_file_of_llm_d_is_understood() {
 
 #[test]
 fn what_is_not_known_or_not_believed_is_noted() {
-    let png = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAP///3D///8IAgAAAA==";
-    let video = json!({"type": "video_url", "video_url": {"url": png}});
-    let sheet = run(None, &["--header", "x-llm-d-video-duration-seconds=1e9"], &chat(json!([video])));
-    assert_eq!(sheet["tokens_per_media"], json!([1 << 20]));
+    // 33 bytes that claim 10^6 × 10^6 pixels.
+    let png = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAPQkAAD0JACAIAAADTD68q";
+    let image = json!({"type": "image_url", "image_url": {"url": png}});
+    let video = json!({"type": "video_url", "video_url": {"url": "v"}});
+    let sheet = run(None, &["--header", "x-llm-d-video-duration-seconds=1e9"], &chat(json!([image, video])));
+    assert_eq!(sheet["tokens_per_media"], json!([1 << 20, 1 << 20]));
     assert_eq!(sheet["block_hashes"].as_array().unwrap().len(), 2048);
     assert!(sheet["notes"][0].as_str().unwrap().contains("no limit"), "{sheet}");
     let body = json!({"messages": [{"role": "user", "content": "x"}], "tools": [{"function": {"parameters": {"maximum": 0.5}}}]});
@@ -154,10 +167,26 @@ fn what_is_not_known_or_not_believed_is_noted() {
 }
 
 #[test]
+fn a_body_that_is_refused_is_told_where_and_why() {
+    let output = program(None, &[], &chat(json!([{"type": "image_url", "image_url": "u"}])));
+    let notes = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && output.stdout.is_empty());
+    assert!(notes.contains("messages[0]: ") && notes.contains("expected an object with a `url`"), "{notes}");
+}
+
+#[test]
 fn no_body_panics() {
     let bodies = [
-        "", "[]", "{}", "{\"messages\":1}", "{\"messages\":[null]}", "{\"messages\":[{\"content\":{}}]}", "{\"messages\":[{\"content\":[1]}]}",
-        "{\"messages\":[{\"content\":[{\"type\":\"image_url\",\"image_url\":\"u\"}]}]}", "{\"prompt\":[[1]]}", "{\"prompt\":[-1]}",
+        "",
+        "[]",
+        "{}",
+        "{\"messages\":1}",
+        "{\"messages\":[null]}",
+        "{\"messages\":[{\"content\":{}}]}",
+        "{\"messages\":[{\"content\":[1]}]}",
+        "{\"messages\":[{\"content\":[{\"type\":\"image_url\",\"image_url\":\"u\"}]}]}",
+        "{\"prompt\":[[1]]}",
+        "{\"prompt\":[-1]}",
         "{\"messages\":[{\"content\":[{\"type\":\"tool_result\",\"content\":7}]}],\"system\":{}}",
         "{\"messages\":[{\"content\":[{},{\"type\":\"image\"},{\"type\":\"input_audio\"},{\"type\":\"tool_use\",\"input\":null}]}]}",
     ];
@@ -170,5 +199,4 @@ fn no_body_panics() {
             }
         }
     }
-    assert!(Path::new(env!("CARGO_BIN_EXE_fovea-balancer")).exists());
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::support::{CHAT, Script, Seen, balancer, chat, post, say, sidecar, talk};
 use fovea_gossip::message::FromSidecar;
+use fovea_gossip::preamble;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -134,6 +135,23 @@ async fn chunked_and_expecting_clients_are_served() {
         assert!(head.contains(&format!("content-length: {}\r\n", record + sent.len())), "{head}");
         assert!(!head.contains("expect") && !head.contains("transfer-encoding"), "{head}");
         assert!(body[record..] == *sent.as_bytes());
+    }
+}
+
+#[tokio::test]
+async fn headers_of_the_client_say_what_load_its_videos_make() {
+    let balancer = balancer("estimate: {video: {tokensPerFrame: {mode: static}}}").await;
+    let mut sidecar = sidecar(&balancer, Script::Answer("ok")).await;
+    let part = r#"[{"type":"video_url","video_url":{"url":"http://a/b.mp4"}}]"#;
+    let body = chat("tiny-vl").replace("\"hello there\"", part);
+    // Two frames of one token a second; never more than the model's context of 2048.
+    for (duration, tokens) in [("0.5", 1), ("500", 1000), ("1e9", 2048), ("two", 20)] {
+        let headers = format!("{CLOSE}X-LLM-D-Video-Duration-Seconds: {duration}\r\n");
+        talk(balancer.http, &post(CHAT, &headers, &body)).await;
+        let Some(Seen::Request { body: sent, .. }) = sidecar.seen.recv().await else { panic!("no request") };
+        let record = preamble::decode(&sent[..sent.len() - body.len()]).unwrap();
+        let text = u32::try_from(body.len() - "http://a/b.mp4".len()).unwrap() / 4;
+        assert_eq!(record.prompt_tokens, tokens + text, "{duration}");
     }
 }
 

@@ -7,7 +7,7 @@ mod codec;
 
 use fovea_kv::{MediaId, MediaKey};
 
-pub use codec::{MAX_PREAMBLE_BYTES, PreambleError, decode, encode};
+pub use codec::{MAX_PREAMBLE_BYTES, PreambleError, Routed, decode, encode, encode_routed};
 
 /// Request header that announces a preamble; always removed before the engine sees the request.
 pub const HEADER: &str = "x-fovea-preamble";

@@ -93,7 +93,11 @@ async fn chats_stick_to_their_rank_and_are_predicted_exactly() {
     ranks.sort_unstable();
     assert_eq!(ranks, [0, 1, 2]);
     let mut served = vec![0; RANKS];
-    for user in 0..9 {
+    // Where a first picture goes is a matter of hashes, which change with the ports: as many chats as it takes.
+    for user in 0..60 {
+        if user >= 9 && served.iter().all(|count| *count > 0) {
+            break;
+        }
         let mut place = None;
         for (turn, body) in turns(user).into_iter().enumerate() {
             let (worker, held) = ask(&fleet, body).await;

@@ -1,5 +1,7 @@
 //! Bytes of the preamble: a version byte, then a postcard record. `docs/protocols/preamble.md` is the reference.
 
+use std::borrow::Cow;
+
 use fovea_kv::{MediaId, MediaKey};
 use serde::{Deserialize, Serialize};
 
@@ -38,17 +40,18 @@ pub enum PreambleError {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Record {
+struct Record<'a> {
     dp_rank: u32,
     prompt_tokens: u32,
     reused_tokens: u32,
     exact: bool,
-    runs: Vec<(u32, u32)>,
+    /// A run per token of text: never copied to be written.
+    runs: Cow<'a, [(u32, u32)]>,
     spans: Vec<(u32, u32, [u8; 32])>,
     blocks: u32,
     last: u64,
     identities: Vec<(u64, [u8; 32], u32)>,
-    cuts: Vec<(u64, u64)>,
+    cuts: Cow<'a, [(u64, u64)]>,
 }
 
 /// What follows the record; absent in records of balancers older than it.
@@ -61,20 +64,39 @@ struct Tail {
     body_at: u64,
 }
 
+/// Of a run of one token of a large vocabulary, and of all the rest of a record without media.
+const RUN_BYTES: usize = 4;
+const HEAD_BYTES: usize = 256;
+
 /// A record over [`MAX_PREAMBLE_BYTES`] is refused by every sidecar: send such a request without its view.
 pub fn encode(preamble: &Preamble) -> Vec<u8> {
-    let Preamble { dp_rank, prompt_tokens, reused_tokens, exact, blocks, last, .. } = *preamble;
+    let Preamble { dp_rank, prompt_tokens, reused_tokens, .. } = *preamble;
+    encode_routed(preamble, Routed { dp_rank, prompt_tokens, reused_tokens })
+}
+
+/// What only the choice of a worker tells.
+#[derive(Clone, Copy, Debug)]
+pub struct Routed {
+    pub dp_rank: u32,
+    pub prompt_tokens: u32,
+    pub reused_tokens: u32,
+}
+
+/// As [`encode`], with these in place of the preamble's own.
+pub fn encode_routed(preamble: &Preamble, routed: Routed) -> Vec<u8> {
+    let Routed { dp_rank, prompt_tokens, reused_tokens } = routed;
+    let Preamble { exact, blocks, last, .. } = *preamble;
     let record = Record {
         dp_rank,
         prompt_tokens,
         reused_tokens,
         exact,
-        runs: preamble.runs.clone(),
+        runs: Cow::Borrowed(&preamble.runs),
         spans: preamble.spans.iter().map(|&(start, len, id)| (start, len, id.0)).collect(),
         blocks,
         last,
         identities: preamble.identities.iter().map(|item| (item.insert_at, item.id.0, item.tokens)).collect(),
-        cuts: preamble.cuts.clone(),
+        cuts: Cow::Borrowed(&preamble.cuts),
     };
     let tail = Tail {
         root: preamble.root,
@@ -82,8 +104,9 @@ pub fn encode(preamble: &Preamble) -> Vec<u8> {
         session: preamble.session.clone(),
         body_at: preamble.body_at,
     };
-    postcard::to_extend(&(record, tail), vec![VERSION])
-        .expect("a record of integers, arrays and strings always encodes")
+    let mut bytes = Vec::with_capacity(HEAD_BYTES + preamble.runs.len() * RUN_BYTES);
+    bytes.push(VERSION);
+    postcard::to_extend(&(record, tail), bytes).expect("a record of integers, arrays and strings always encodes")
 }
 
 /// # Errors
@@ -96,7 +119,7 @@ pub fn decode(bytes: &[u8]) -> Result<Preamble, PreambleError> {
     if version != VERSION {
         return Err(PreambleError::Version { version });
     }
-    let (record, later): (Record, _) = postcard::take_from_bytes(record).map_err(|_| PreambleError::Malformed)?;
+    let (record, later): (Record<'_>, _) = postcard::take_from_bytes(record).map_err(|_| PreambleError::Malformed)?;
     let tail = match later {
         [] => Tail::default(),
         _ => postcard::take_from_bytes(later).map_err(|_| PreambleError::Malformed)?.0,
@@ -110,12 +133,12 @@ pub fn decode(bytes: &[u8]) -> Result<Preamble, PreambleError> {
         prompt_tokens: record.prompt_tokens,
         reused_tokens: record.reused_tokens,
         exact: record.exact,
-        runs: record.runs,
+        runs: record.runs.into_owned(),
         spans: record.spans.into_iter().map(|(start, len, id)| (start, len, MediaId(id))).collect(),
         blocks: record.blocks,
         last: record.last,
         identities: record.identities.into_iter().map(identity).collect(),
-        cuts: record.cuts,
+        cuts: record.cuts.into_owned(),
         root: tail.root,
         slots: tail.slots.into_iter().map(slot).collect(),
         session: tail.session,
@@ -124,7 +147,7 @@ pub fn decode(bytes: &[u8]) -> Result<Preamble, PreambleError> {
 }
 
 /// Cuts ascend and are disjoint; identities ascend and lie outside the cuts (at an edge is outside).
-fn check_edits(record: &Record) -> Result<(), PreambleError> {
+fn check_edits(record: &Record<'_>) -> Result<(), PreambleError> {
     let mut free_from = 0;
     for (index, &(offset, length)) in record.cuts.iter().enumerate() {
         let end = offset.checked_add(length).filter(|_| length > 0 && offset >= free_from);
@@ -143,7 +166,7 @@ fn check_edits(record: &Record) -> Result<(), PreambleError> {
 }
 
 /// Spans and slots ascend by start and lie inside the view; slots do not overlap.
-fn check_view(record: &Record, tail: &Tail) -> Result<(), PreambleError> {
+fn check_view(record: &Record<'_>, tail: &Tail) -> Result<(), PreambleError> {
     let length: u64 = record.runs.iter().map(|&(_, count)| u64::from(count)).sum();
     if length > u64::from(u32::MAX) {
         return Err(PreambleError::View);
