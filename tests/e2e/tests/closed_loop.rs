@@ -1,5 +1,4 @@
 //! The sidecar compares every prediction with what the engine then does, learns what only the engine knows, and says when they part.
-#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
 use std::collections::BTreeMap;
 use std::time::Duration;
