@@ -14,4 +14,4 @@ cd "$(dirname "$0")/.."
 . deploy/build-needs.sh
 profile=${FOVEA_PROFILE:-release}
 cargo build --locked --profile "$profile" -p fovea-balancer -p fovea-sidecar -p engine-sim -p bench --bins >&2
-exec "target/$profile/demo" "$@"
+exec "${CARGO_TARGET_DIR:-target}/$profile/demo" "$@"
