@@ -86,4 +86,4 @@ start_engine 0
 start_engine 1
 for i in 0 1; do wait_for "${urls[i]}" "${pids[i]}"; done
 echo "engines ready: ${urls[*]}" >&2
-"target/$profile/real" "${urls[@]}" --vectors "$vectors" --model-dir "$vectors/tiny-qwen3-vl"
+"${CARGO_TARGET_DIR:-target}/$profile/real" "${urls[@]}" --vectors "$vectors" --model-dir "$vectors/tiny-qwen3-vl"
