@@ -37,7 +37,8 @@ pub const FAMILY: Family = Family {
         Danger {
             path: "/inference/v1/generate",
             there: There::ByOptions,
-            what: "--enable-scale-out: one request of a wrong shape ends the engine",
+            // OPTIONS is answered with the flag and without it.
+            what: "/inference/v1/generate: if --enable-scale-out is set, one request of a wrong shape ends the engine",
         },
     ],
     forbidden: &["/collective_rpc", "/inference/v1/generate"],
