@@ -37,7 +37,7 @@ pub const FAMILY: Family = Family {
         Danger {
             path: "/inference/v1/generate",
             there: There::ByOptions,
-            // OPTIONS is answered with the flag and without it.
+            // OPTIONS is answered without the flag, too.
             what: "/inference/v1/generate: if --enable-scale-out is set, one request of a wrong shape ends the engine",
         },
     ],
