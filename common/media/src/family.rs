@@ -25,6 +25,7 @@ mod minicpmv4_6;
 mod minimax_m3;
 mod newlines;
 mod paligemma;
+mod patches;
 mod phi4;
 mod pins;
 mod pixtral;
@@ -49,6 +50,7 @@ use serde_json::Value;
 
 use fields::Fields;
 pub(crate) use newlines::Newlines;
+pub use patches::PatchRule;
 pub use sampling::{Loader, Sampled, Unsampled, VideoIo};
 pub use shape::Shape;
 use shape::Size;

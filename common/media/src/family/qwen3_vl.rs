@@ -6,7 +6,7 @@ use super::words::Words;
 use super::{ConfigError, Family, qwen2_vl};
 
 /// Of the vision tower; the processor class itself, shared with Qwen2-VL, says 14, with which no engine would start.
-const PATCH: u32 = 16;
+pub(super) const PATCH: u32 = 16;
 
 pub(super) fn model(fields: &Fields<'_>, words: &mut Words) -> Result<Family, ConfigError> {
     qwen2_vl::with_patch(fields, words, PATCH)

@@ -34,7 +34,7 @@ pub(super) struct Defaults {
 }
 
 /// Patches merged into one token, along each side.
-const MERGE: u32 = 2;
+pub(super) const MERGE: u32 = 2;
 
 /// Patch × merge in pixels, and frames of a temporal patch.
 pub(super) fn patches(fields: &Fields<'_>, patch: u32) -> Result<f64, ConfigError> {
@@ -79,9 +79,14 @@ impl SmartResize {
     }
 
     /// Features of an image, or of one temporal patch of a video.
+    pub fn tokens(&self, size: Size) -> Result<u64, Refused> {
+        self.cells(size).map(|(columns, rows)| (columns * rows) as u64)
+    }
+
+    /// Columns and rows of features: the sides after resizing, in units of the factor.
     ///
     /// The order of multiplications and divisions is that of the original: it decides ties.
-    pub fn tokens(&self, size: Size) -> Result<u64, Refused> {
+    pub fn cells(&self, size: Size) -> Result<(f64, f64), Refused> {
         let factor = self.factor;
         let (mut w, mut h) = (size.w(), size.h());
         if self.lift && (w < factor || h < factor) {
@@ -103,6 +108,6 @@ impl SmartResize {
             let side = |pixels: f64| (pixels * grow / factor).ceil();
             (columns, rows) = (side(w), side(h));
         }
-        Ok((columns * rows) as u64)
+        Ok((columns, rows))
     }
 }
