@@ -5,6 +5,7 @@
 //!
 //! **Invariant:** no allocation follows a length from outside before that length is checked against the frame that holds it.
 
+mod digest;
 mod learnt;
 
 use std::marker::PhantomData;
@@ -17,6 +18,7 @@ use crate::message::{
     Delta, EngineFacts, FromBalancer, FromSidecar, Hello, LevelDelta, Load, PROTOCOL, Snapshot, Version, WorkerFacts,
 };
 
+use digest::AskRepairHead;
 pub use learnt::{MAX_LEARNT_PER_FRAME, learnt_frames};
 
 /// Longest frame that a sidecar may send, in bytes after the length field.
@@ -32,9 +34,15 @@ const DELTA: u8 = 0x03;
 const LOAD: u8 = 0x04;
 const HEARTBEAT: u8 = 0x05;
 const LEARNT: u8 = 0x06;
+const DIGEST: u8 = 0x07;
+const BUCKET_SUMS: u8 = 0x08;
+const REPAIR: u8 = 0x09;
+const EMBEDDINGS: u8 = 0x0a;
 const WELCOME: u8 = 0x41;
 const ACK: u8 = 0x42;
 const RESYNC: u8 = 0x43;
+const ASK_BUCKETS: u8 = 0x44;
+const ASK_REPAIR: u8 = 0x45;
 
 /// Bytes that are not a message this build takes. The stream must end: what follows cannot be trusted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -105,6 +113,10 @@ pub fn encode_sidecar(message: &FromSidecar) -> Result<Bytes, CodecError> {
         FromSidecar::Delta(delta) => encode_delta(delta),
         FromSidecar::Load(load) => frame(LOAD, load, &[]),
         FromSidecar::Learnt(facts) => learnt::encode(facts),
+        FromSidecar::Digest(digest) => digest::encode_digest(digest),
+        FromSidecar::Buckets(buckets) => digest::encode_buckets(buckets),
+        FromSidecar::Repair(repair) => digest::encode_repair(repair),
+        FromSidecar::Embeddings(embeddings) => digest::encode_embeddings(embeddings),
         FromSidecar::Heartbeat => frame(HEARTBEAT, &(), &[]),
     }
 }
@@ -114,6 +126,8 @@ pub fn encode_balancer(message: &FromBalancer) -> Bytes {
         FromBalancer::Welcome(version) => frame(WELCOME, &version, &[]),
         FromBalancer::Ack { worker, epoch, seq } => frame(ACK, &AckHead { worker, epoch, seq }, &[]),
         FromBalancer::Resync { worker } => frame(RESYNC, &worker, &[]),
+        FromBalancer::AskBuckets { worker } => frame(ASK_BUCKETS, &worker, &[]),
+        FromBalancer::AskRepair { worker, buckets } => frame(ASK_REPAIR, &AskRepairHead { worker, buckets }, &[]),
     };
     framed.expect("records of a few integers are always shorter than a frame")
 }
@@ -122,7 +136,7 @@ fn encode_snapshot(snapshot: &Snapshot) -> Result<Bytes, CodecError> {
     let Snapshot { worker, epoch, seq, level, first, last, ref hashes } = *snapshot;
     let count = count(hashes.len())?;
     let head = SnapshotHead { worker, epoch, seq, level: level.index(), first, last, hashes: count };
-    frame(SNAPSHOT, &head, &raw([hashes.as_slice()].into_iter(), hashes.len()))
+    frame(SNAPSHOT, &head, &raw([raw_hashes(hashes)].into_iter(), hashes.len()))
 }
 
 fn encode_delta(delta: &Delta) -> Result<Bytes, CodecError> {
@@ -134,7 +148,7 @@ fn encode_delta(delta: &Delta) -> Result<Bytes, CodecError> {
         *to = count(list.len())?;
     }
     let head = DeltaHead { worker: delta.worker, epoch: delta.epoch, seq: delta.seq, hashes };
-    frame(DELTA, &head, &raw(lists(), total))
+    frame(DELTA, &head, &raw(lists().map(raw_hashes), total))
 }
 
 fn count(hashes: usize) -> Result<u32, CodecError> {
@@ -142,9 +156,13 @@ fn count(hashes: usize) -> Result<u32, CodecError> {
     short.ok_or(CodecError::TooManyHashes { hashes })
 }
 
-fn raw<'a>(lists: impl Iterator<Item = &'a [SequenceHash]>, total: usize) -> Vec<u8> {
+fn raw_hashes(hashes: &[SequenceHash]) -> impl Iterator<Item = u64> {
+    hashes.iter().map(|hash| hash.0)
+}
+
+fn raw(lists: impl Iterator<Item = impl Iterator<Item = u64>>, total: usize) -> Vec<u8> {
     let mut body = Vec::with_capacity(total * 8);
-    body.extend(lists.flatten().flat_map(|hash| hash.0.to_le_bytes()));
+    body.extend(lists.flatten().flat_map(u64::to_le_bytes));
     body
 }
 
@@ -191,22 +209,27 @@ fn hello(bytes: &[u8]) -> Result<Hello, CodecError> {
     let minor = version(bytes, "hello")?.minor;
     let (fields, later): (Hello10, _) = postcard::take_from_bytes(bytes).map_err(|_| malformed("hello"))?;
     let (protocol, advertised_url, engine, workers, draining) = fields;
-    let media_trusted = minor < 1 || record(later, "hello")?;
-    Ok(Hello { protocol, advertised_url, engine, workers, draining, media_trusted })
+    let (media_trusted, encoder_fingerprint) = match minor {
+        0 => (true, None),
+        1 => (record(later, "hello")?, None),
+        _ => record::<(bool, Option<[u8; 32]>)>(later, "hello")?,
+    };
+    Ok(Hello { protocol, advertised_url, engine, workers, draining, media_trusted, encoder_fingerprint })
 }
 
 /// Cuts a body into arrays of the announced lengths.
-fn arrays<const N: usize>(
+fn arrays<const N: usize, T>(
     body: &[u8],
     counts: [u32; N],
     message: &'static str,
-) -> Result<[Vec<SequenceHash>; N], CodecError> {
+    of: impl Fn(u64) -> T,
+) -> Result<[Vec<T>; N], CodecError> {
     let announced = counts.iter().map(|&count| count as usize * 8).sum();
     if announced != body.len() {
         return Err(CodecError::BodyLength { message, announced, actual: body.len() });
     }
-    let mut hashes = body.as_chunks::<8>().0.iter().map(|chunk| SequenceHash(u64::from_le_bytes(*chunk)));
-    Ok(counts.map(|count| hashes.by_ref().take(count as usize).collect()))
+    let mut items = body.as_chunks::<8>().0.iter().map(|chunk| of(u64::from_le_bytes(*chunk)));
+    Ok(counts.map(|count| items.by_ref().take(count as usize).collect()))
 }
 
 impl Wire for FromSidecar {
@@ -218,17 +241,21 @@ impl Wire for FromSidecar {
             SNAPSHOT => {
                 let SnapshotHead { worker, epoch, seq, level, first, last, hashes } = record(head, "snapshot")?;
                 let level = Tier::from_index(level).ok_or(malformed("snapshot"))?;
-                let [hashes] = arrays(body, [hashes], "snapshot")?;
+                let [hashes] = arrays(body, [hashes], "snapshot", SequenceHash)?;
                 Ok(Self::Snapshot(Snapshot { worker, epoch, seq, level, first, last, hashes }))
             }
             DELTA => {
                 let DeltaHead { worker, epoch, seq, hashes } = record(head, "delta")?;
-                let [r0, s0, r1, s1, r2, s2] = arrays(body, hashes, "delta")?;
+                let [r0, s0, r1, s1, r2, s2] = arrays(body, hashes, "delta", SequenceHash)?;
                 let levels = [(r0, s0), (r1, s1), (r2, s2)].map(|(removed, stored)| LevelDelta { removed, stored });
                 Ok(Self::Delta(Delta { worker, epoch, seq, levels }))
             }
             LOAD => record::<Load>(head, "load").map(Self::Load),
             LEARNT => learnt::decode(body).map(Self::Learnt),
+            DIGEST => digest::decode_digest(head).map(Self::Digest),
+            BUCKET_SUMS => digest::decode_buckets(head, body).map(Self::Buckets),
+            REPAIR => digest::decode_repair(head).map(Self::Repair),
+            EMBEDDINGS => digest::decode_embeddings(head, body).map(Self::Embeddings),
             HEARTBEAT => Ok(Self::Heartbeat),
             _ => Err(CodecError::UnknownKind { kind }),
         }
@@ -243,6 +270,11 @@ impl Wire for FromBalancer {
             WELCOME => version(head, "welcome").map(Self::Welcome),
             ACK => record(head, "ack").map(|AckHead { worker, epoch, seq }| Self::Ack { worker, epoch, seq }),
             RESYNC => record(head, "resync").map(|worker| Self::Resync { worker }),
+            ASK_BUCKETS => record(head, "ask for buckets").map(|worker| Self::AskBuckets { worker }),
+            ASK_REPAIR => {
+                let AskRepairHead { worker, buckets } = record(head, "ask for a repair")?;
+                Ok(Self::AskRepair { worker, buckets })
+            }
             _ => Err(CodecError::UnknownKind { kind }),
         }
     }

@@ -5,7 +5,11 @@
 
 use fovea_kv::{SequenceHash, Tier};
 
-use crate::message::{Delta, EngineFacts, FromSidecar, Hello, Learnt, Load, Snapshot};
+use fovea_kv::sums::Sums;
+
+use crate::message::{
+    BucketMask, Buckets, Delta, Digest, Embeddings, EngineFacts, FromSidecar, Hello, Learnt, Load, Repair, Snapshot,
+};
 
 /// Most workers behind one sidecar.
 pub const WORKERS_MAX: usize = 1024;
@@ -20,6 +24,11 @@ pub enum Change {
     /// A new set begins for this worker, empty and not live; what was held before is void once it is live.
     Begin {
         worker: u16,
+    },
+    /// The same, but the new set begins with all that is held outside these buckets (by level).
+    Mend {
+        worker: u16,
+        buckets: [BucketMask; 3],
     },
     /// To be taken out one by one, in order: children before parents.
     Removed {
@@ -39,6 +48,20 @@ pub enum Change {
         epoch: u64,
         seq: u64,
     },
+    /// The set that is live by now was a repair, of which so many hashes were sent.
+    Repaired {
+        worker: u16,
+        hashes: u64,
+    },
+    /// What the set held must sum up to, at this watermark. Where it does not: [`FromBalancer::AskBuckets`](crate::message::FromBalancer).
+    Digest {
+        worker: u16,
+        levels: [Sums; 3],
+    },
+    /// The same by bucket; [`crate::audit::remedy`] says what to do.
+    Buckets(Buckets),
+    /// What the sidecar's encoder holds, for all its workers.
+    Embeddings(Embeddings),
     Load(Load),
     /// What the engine was seen to use; true for the whole pool, whichever worker it comes from.
     Learnt(Vec<Learnt>),
@@ -73,6 +96,7 @@ enum Held {
         epoch: u64,
         seq: u64,
         hashes: u64,
+        repair: bool,
     },
     Live {
         epoch: u64,
@@ -106,6 +130,14 @@ impl Inbox {
         }
     }
 
+    /// The balancer found too much wrong with what it holds: everything of this worker is left out until a snapshot begins. The caller
+    /// sends the resync.
+    pub fn resync(&mut self, worker: u16) {
+        if let Some(held) = self.workers.get_mut(usize::from(worker)) {
+            *held = Held::Asked;
+        }
+    }
+
     /// # Errors
     /// When the sidecar broke the protocol; the inbox must not be used after that.
     pub fn apply(&mut self, message: FromSidecar) -> Result<Vec<Change>, ProtocolError> {
@@ -119,6 +151,10 @@ impl Inbox {
                 Ok(vec![Change::Load(load)])
             }
             FromSidecar::Learnt(facts) => Ok(vec![Change::Learnt(facts)]),
+            FromSidecar::Digest(digest) => self.digest(digest),
+            FromSidecar::Buckets(buckets) => self.buckets(buckets),
+            FromSidecar::Repair(repair) => self.repair(repair),
+            FromSidecar::Embeddings(embeddings) => Ok(vec![Change::Embeddings(embeddings)]),
             FromSidecar::Heartbeat => Ok(Vec::new()),
         }
     }
@@ -152,12 +188,12 @@ impl Inbox {
         let Snapshot { worker, epoch, seq, level, first, last, hashes } = snapshot;
         let held = self.held(worker)?;
         let mut changes = Vec::with_capacity(3);
-        let before = match *held {
+        let (before, repair) = match *held {
             _ if first => {
                 changes.push(Change::Begin { worker });
-                0
+                (0, false)
             }
-            Held::Filling { epoch: e, seq: s, hashes } if (e, s) == (epoch, seq) => hashes,
+            Held::Filling { epoch: e, seq: s, hashes, repair } if (e, s) == (epoch, seq) => (hashes, repair),
             Held::Asked => return Ok(Vec::new()),
             _ => return Ok(vec![ask(worker, held)]),
         };
@@ -168,12 +204,48 @@ impl Inbox {
         if !hashes.is_empty() {
             changes.push(Change::Stored { worker, level, hashes });
         }
-        *held = Held::Filling { epoch, seq, hashes: total };
+        *held = Held::Filling { epoch, seq, hashes: total, repair };
         if last {
             *held = Held::Live { epoch, seq };
             changes.push(Change::Live { worker, epoch, seq });
+            changes.extend(repair.then_some(Change::Repaired { worker, hashes: total }));
         }
         Ok(changes)
+    }
+
+    /// Sums of another watermark tell that a delta was left out: the stream is in order, so they must be of ours.
+    fn digest(&mut self, digest: Digest) -> Result<Vec<Change>, ProtocolError> {
+        let Digest { worker, epoch, seq, levels } = digest;
+        let held = self.held(worker)?;
+        Ok(match at_watermark(worker, held, epoch, seq) {
+            Place::Ours => vec![Change::Digest { worker, levels }],
+            Place::NotLive => Vec::new(),
+            Place::Other(ask) => vec![ask],
+        })
+    }
+
+    fn buckets(&mut self, buckets: Buckets) -> Result<Vec<Change>, ProtocolError> {
+        let held = self.held(buckets.worker)?;
+        Ok(match at_watermark(buckets.worker, held, buckets.epoch, buckets.seq) {
+            Place::Ours => vec![Change::Buckets(buckets)],
+            Place::NotLive => Vec::new(),
+            Place::Other(ask) => vec![ask],
+        })
+    }
+
+    fn repair(&mut self, repair: Repair) -> Result<Vec<Change>, ProtocolError> {
+        let Repair { worker, epoch, seq, buckets } = repair;
+        let held = self.held(worker)?;
+        Ok(match at_watermark(worker, held, epoch, seq) {
+            Place::Ours => {
+                *held = Held::Filling { epoch, seq, hashes: 0, repair: true };
+                vec![Change::Mend { worker, buckets }]
+            }
+            // What follows would be taken for the rest of another snapshot.
+            Place::NotLive if *held != Held::Asked => vec![ask(worker, held)],
+            Place::NotLive => Vec::new(),
+            Place::Other(ask) => vec![ask],
+        })
     }
 
     fn delta(&mut self, delta: Delta) -> Result<Vec<Change>, ProtocolError> {
@@ -194,6 +266,20 @@ impl Inbox {
             }
         }
         Ok(changes)
+    }
+}
+
+enum Place {
+    Ours,
+    NotLive,
+    Other(Change),
+}
+
+fn at_watermark(worker: u16, held: &mut Held, epoch: u64, seq: u64) -> Place {
+    match *held {
+        Held::Live { epoch: e, seq: s } if (e, s) == (epoch, seq) => Place::Ours,
+        Held::Live { .. } => Place::Other(ask(worker, held)),
+        _ => Place::NotLive,
     }
 }
 

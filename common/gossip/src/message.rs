@@ -3,11 +3,12 @@
 //! **Invariant:** a receiver ignores nothing silently: an unknown message kind or a later major version ends the stream with an error
 //! that names it.
 
+use fovea_kv::sums::{BUCKETS, Sums};
 use fovea_kv::{MediaId, MediaKey, SequenceHash, Tier};
 use serde::{Deserialize, Serialize};
 
 /// Version that this build speaks. Equal majors understand each other; minors only add fields at the end and message kinds.
-pub const PROTOCOL: Version = Version { major: 1, minor: 1 };
+pub const PROTOCOL: Version = Version { major: 1, minor: 2 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {
@@ -19,6 +20,11 @@ impl Version {
     /// May [`FromSidecar::Learnt`] be sent to a balancer whose welcome says this?
     pub fn takes_learnt(self) -> bool {
         self.minor >= 1
+    }
+
+    /// May [`FromSidecar::Digest`] and [`FromSidecar::Embeddings`] be sent to a balancer whose welcome says this?
+    pub fn takes_digests(self) -> bool {
+        self.minor >= 2
     }
 }
 
@@ -35,6 +41,14 @@ pub enum FromSidecar {
     /// Facts that the sidecar saw its engine use. In any order and as often as one likes: the last about a key counts.
     /// Only to balancers that take it ([`Version::takes_learnt`]).
     Learnt(Vec<Learnt>),
+    /// Sums of what one worker publishes at `seq`. Only to balancers that take it ([`Version::takes_digests`]).
+    Digest(Digest),
+    /// The same by bucket, when asked for.
+    Buckets(Buckets),
+    /// Begins a repair, when asked for: snapshot frames of the same worker, epoch and seq follow, none of them `first`.
+    Repair(Repair),
+    /// Whose encoder output the sidecar keeps. Only to balancers that take it ([`Version::takes_digests`]).
+    Embeddings(Embeddings),
     /// Nothing to say, still here.
     Heartbeat,
 }
@@ -48,7 +62,14 @@ pub enum FromBalancer {
     Ack { worker: u16, epoch: u64, seq: u64 },
     /// What came does not fit what is held: send a snapshot of this worker.
     Resync { worker: u16 },
+    /// A digest differs: send sums by bucket. Only to sidecars that sent one.
+    AskBuckets { worker: u16 },
+    /// These buckets differ, by level: send what is in them.
+    AskRepair { worker: u16, buckets: [BucketMask; 3] },
 }
+
+/// Bit `i % 8` of byte `i / 8` stands for bucket i ([`fovea_kv::sums::bucket`]).
+pub type BucketMask = [u8; BUCKETS / 8];
 
 /// All that a balancer must know to predict what the engine caches. Read by the codec alone: what it holds depends on the protocol's minor.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -64,6 +85,8 @@ pub struct Hello {
     /// False = what the engine cached of media was not what was predicted, again and again: use text prefixes only.
     /// True in hellos of protocol 1.0, which do not say it.
     pub media_trusted: bool,
+    /// Of the sidecar's own encoder, if it has one: its outputs are equal where this is. `None` before protocol 1.2, too.
+    pub encoder_fingerprint: Option<[u8; 32]>,
 }
 
 /// Facts of the engine process. Workers with equal facts (names apart) form one pool.
@@ -176,4 +199,40 @@ pub enum LearntValue {
     Pads(Vec<u32>),
     /// Forget this key: what was learnt about it contradicted itself.
     Nothing,
+}
+
+/// Count and sum of what one worker publishes in each level, as its deltas up to `seq` leave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Digest {
+    pub worker: u16,
+    pub epoch: u64,
+    pub seq: u64,
+    pub levels: [Sums; 3],
+}
+
+/// Sum mod 2⁶⁴ of each bucket, by level.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Buckets {
+    pub worker: u16,
+    pub epoch: u64,
+    pub seq: u64,
+    pub levels: Box<[[u64; BUCKETS]; 3]>,
+}
+
+/// What the balancer holds in these buckets is to be replaced by what follows; the other buckets stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Repair {
+    pub worker: u16,
+    pub epoch: u64,
+    pub seq: u64,
+    pub buckets: [BucketMask; 3],
+}
+
+/// Media items, by the first eight bytes of their `MediaId` as a little-endian number, whose encoder output came or went.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Embeddings {
+    /// Everything told before is void.
+    pub first: bool,
+    pub stored: Vec<u64>,
+    pub removed: Vec<u64>,
 }

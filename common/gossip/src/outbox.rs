@@ -9,8 +9,9 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use fovea_kv::{SequenceHash, Tier};
 
+use crate::audit::is_in;
 use crate::codec::{MAX_HASHES_PER_FRAME, encode_sidecar};
-use crate::message::{Delta, FromSidecar, LevelDelta, Snapshot};
+use crate::message::{BucketMask, Delta, FromSidecar, LevelDelta, Repair, Snapshot};
 
 /// Hashes in one frame of a snapshot: small enough that other workers' frames are not held up.
 pub const SNAPSHOT_CHUNK_HASHES: usize = 4096;
@@ -66,6 +67,12 @@ impl Cursor {
         self.places[worker] = Some(Place { epoch, seq });
     }
 
+    /// Is everything up to this epoch and seq of `worker` on the stream, and nothing after it? Digests, buckets and repairs of that
+    /// moment may be sent then.
+    pub fn is_at(&self, worker: u16, epoch: u64, seq: u64) -> bool {
+        self.places.get(usize::from(worker)).copied().flatten() == Some(Place { epoch, seq })
+    }
+
     /// The balancer asked for a snapshot of `worker`.
     pub fn resync(&mut self, worker: u16) {
         if let Some(place) = self.places.get_mut(usize::from(worker)) {
@@ -99,6 +106,11 @@ impl Outbox {
     /// Epoch and last seq of a worker.
     pub fn watermark(&self, worker: u16) -> Option<(u64, u64)> {
         self.rings.get(usize::from(worker)).map(|ring| (ring.epoch, ring.seq))
+    }
+
+    /// Bytes and frames kept for balancers that lag behind in this worker.
+    pub fn held(&self, worker: u16) -> (usize, usize) {
+        self.rings.get(usize::from(worker)).map_or((0, 0), |ring| (ring.bytes, ring.frames.len()))
     }
 
     /// Appends a difference, in as many frames as it needs; gives the seq of the last. Nothing to say = no frame.
@@ -194,6 +206,17 @@ pub fn snapshot_frames(
     seq: u64,
     levels: [Vec<SequenceHash>; 3],
 ) -> impl Iterator<Item = Bytes> + Send {
+    chunks(worker, epoch, seq, levels, true)
+}
+
+/// `begins`: the first one begins a set.
+fn chunks(
+    worker: u16,
+    epoch: u64,
+    seq: u64,
+    levels: [Vec<SequenceHash>; 3],
+    begins: bool,
+) -> impl Iterator<Item = Bytes> + Send {
     let chunks = |level: &Vec<SequenceHash>| level.len().div_ceil(SNAPSHOT_CHUNK_HASHES);
     let total = levels.iter().map(chunks).sum::<usize>().max(1);
     let (mut level, mut start) = (0, 0);
@@ -204,10 +227,26 @@ pub fn snapshot_frames(
         let end = levels[level].len().min(start + SNAPSHOT_CHUNK_HASHES);
         let hashes = levels[level][start..end].to_vec();
         start = end;
-        let (first, last) = (index == 0, index + 1 == total);
+        let (first, last) = (begins && index == 0, index + 1 == total);
         let snapshot = Snapshot { worker, epoch, seq, level: Tier::ALL[level], first, last, hashes };
         encode_sidecar(&FromSidecar::Snapshot(snapshot)).expect("a chunk is shorter than a frame")
     })
+}
+
+/// Frames of a repair: its head, then what `levels` (the whole published sets) have in these buckets.
+pub fn repair_frames(
+    worker: u16,
+    epoch: u64,
+    seq: u64,
+    buckets: [BucketMask; 3],
+    mut levels: [Vec<SequenceHash>; 3],
+) -> impl Iterator<Item = Bytes> + Send {
+    for (level, mask) in levels.iter_mut().zip(&buckets) {
+        level.retain(|hash| is_in(mask, *hash));
+    }
+    let head = encode_sidecar(&FromSidecar::Repair(Repair { worker, epoch, seq, buckets }));
+    let head = head.expect("a record of a hundred bytes is shorter than a frame");
+    std::iter::once(head).chain(chunks(worker, epoch, seq, levels, false))
 }
 
 #[cfg(test)]

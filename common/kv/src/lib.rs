@@ -8,6 +8,7 @@ mod ids;
 pub mod regroup;
 pub mod replica;
 pub mod sglang;
+pub mod sums;
 pub mod trtllm;
 mod view;
 pub mod vllm;

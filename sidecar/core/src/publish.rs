@@ -17,6 +17,7 @@ mod tests;
 use std::collections::HashSet;
 
 use fovea_kv::event::{Attention, BlockExtra, KvEvent, Removed, Stored};
+use fovea_kv::sums::SetSums;
 use fovea_kv::{BlockHash, BlockHasher, EngineHash, SequenceHash, Tier, root};
 
 use forest::{Forest, Key, Parent};
@@ -140,6 +141,11 @@ impl Publisher {
         self.forest.sets.snapshot(level)
     }
 
+    /// Sums of each level's [`Self::snapshot`], kept up to date.
+    pub fn sums(&self) -> &[SetSums; 3] {
+        self.forest.sets.sums()
+    }
+
     /// Our name for an engine's block, while it is remembered and its chain is known; published or not.
     pub fn translate(&self, hash: EngineHash, group: u32) -> Option<SequenceHash> {
         self.forest.sequence(&Key { hash, group })
@@ -172,6 +178,10 @@ impl Publisher {
     pub fn check_invariants(&self) {
         assert!(self.forest.len() <= self.config.max_blocks, "more blocks than allowed");
         self.forest.check_invariants();
+        for level in Tier::ALL {
+            let counted: SetSums = self.snapshot(level).into_iter().collect();
+            assert_eq!(self.sums()[usize::from(level.index())].total(), counted.total(), "sums follow what is sent");
+        }
     }
 
     fn store(&mut self, stored: &Stored) {

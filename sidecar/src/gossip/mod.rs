@@ -1,10 +1,11 @@
-//! Block streams to the balancers: one task resolves their names, one per address dials and feeds it.
+//! Block streams to the balancers: one task per address that was found dials and feeds it.
 //!
 //! **Invariant:** nothing is kept for a balancer but its cursor; one that is slow or away costs no memory and gets a snapshot later.
 
-mod stream;
+pub mod link;
+pub mod stream;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,16 +13,23 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::GossipConfig;
-use crate::metrics::GossipMetrics;
+use crate::discover::set::{Change, EndpointSet};
+use crate::discover::{self, Entry};
+use crate::metrics::{GossipMetrics, Refused, RefusedLabels};
 use crate::state::State;
 use crate::worker::lock;
+use link::Credentials;
+use stream::StreamError;
 
 /// First pause before a new dial; it doubles up to `gossip.backoff_max`.
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 
 pub struct Gossip {
-    pub balancers: Vec<String>,
+    pub balancers: Vec<Entry>,
     pub config: GossipConfig,
+    pub credentials: Credentials,
+    /// `listen` speaks TLS.
+    pub https: bool,
     /// Port of our `listen`, for an advertised URL made from the stream's local address.
     pub http_port: u16,
     pub state: Arc<State>,
@@ -35,79 +43,56 @@ impl Gossip {
     pub async fn run(self) {
         let this = Arc::new(self);
         let mut dialled: HashMap<SocketAddr, CancellationToken> = HashMap::new();
-        let mut ticks = tokio::time::interval(this.config.resolve_interval);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                biased;
-                () = this.stop.cancelled() => return,
-                _ = ticks.tick() => {}
-            }
-            let Some(found) = this.stop.run_until_cancelled(this.resolve()).await else { return };
-            // A name that cannot be resolved at this moment keeps its streams: they tell by themselves when they end.
-            if let Some(found) = found {
-                dialled.retain(|address, stop| {
-                    let keep = found.contains(address);
-                    if !keep {
-                        stop.cancel();
+        let mut set = EndpointSet::new(this.balancers.len(), this.config.balancers_max);
+        let mut seen = discover::follow(&this.balancers, this.config.resolve_interval, &this.stop);
+        while let Some(Some(sight)) = this.stop.run_until_cancelled(seen.recv()).await {
+            let left_out = set.left_out();
+            for change in set.see(sight) {
+                match change {
+                    Change::HangUp { address } => {
+                        dialled.remove(&address).inspect(CancellationToken::cancel);
                     }
-                    keep
-                });
-                for address in found {
-                    dialled.entry(address).or_insert_with(|| this.dial(address));
+                    Change::Dial { address, source } => {
+                        let host = this.balancers.get(source).map(Entry::host).unwrap_or_default();
+                        dialled.insert(address, this.dial(address, host));
+                    }
                 }
+            }
+            if set.left_out() > left_out {
+                let max = this.config.balancers_max;
+                tracing::warn!(max, left_out = set.left_out(), "more balancers than gossip.balancers_max allows");
             }
         }
     }
 
-    /// All addresses of all names; `None` when a name gives none.
-    async fn resolve(&self) -> Option<BTreeSet<SocketAddr>> {
-        let mut found = BTreeSet::new();
-        for name in &self.balancers {
-            let looked_up = tokio::net::lookup_host(name.as_str());
-            match tokio::time::timeout(self.config.resolve_interval, looked_up).await {
-                Ok(Ok(addresses)) => found.extend(addresses),
-                Ok(Err(error)) => {
-                    tracing::warn!(name, %error, "cannot resolve a balancer's name");
-                    return None;
-                }
-                Err(_) => {
-                    tracing::warn!(name, "resolving a balancer's name took too long");
-                    return None;
-                }
-            }
-        }
-        if found.len() > self.config.balancers_max {
-            tracing::warn!(found = found.len(), max = self.config.balancers_max, "more balancers than allowed");
-        }
-        Some(found.into_iter().take(self.config.balancers_max).collect())
-    }
-
-    fn dial(self: &Arc<Self>, address: SocketAddr) -> CancellationToken {
+    fn dial(self: &Arc<Self>, address: SocketAddr, host: String) -> CancellationToken {
         let stop = self.stop.child_token();
         let (this, stopped) = (Arc::clone(self), stop.clone());
         // Not among the tasks that a drain waits for: balancers are told of it until it is over.
         tokio::spawn(async move {
-            stopped.run_until_cancelled(this.keep(address)).await;
+            stopped.run_until_cancelled(this.keep(address, &host)).await;
             lock(&this.state.streams).remove(&address);
         });
         stop
     }
 
     /// Dials, feeds, and dials again when the stream ends.
-    async fn keep(&self, address: SocketAddr) {
+    async fn keep(&self, address: SocketAddr, host: &str) {
         let mut pause = BACKOFF_MIN;
         loop {
-            match stream::run(self, address).await {
+            match stream::run(self, address, host).await {
                 Ok(never) => match never {},
                 Err(error) => {
-                    let cause = std::error::Error::source(&error).map(ToString::to_string);
+                    let cause = causes(&error);
                     if error.was_welcome() {
                         self.metrics.streams_failed.inc();
                         tracing::warn!(%address, %error, cause, "stream to a balancer ended");
                         pause = BACKOFF_MIN;
                     } else {
                         self.metrics.dials_failed.inc();
+                        if let Some(refused) = Refused::of(&error) {
+                            self.metrics.refused.get_or_create(&RefusedLabels { cause: refused }).inc();
+                        }
                         if error.was_connected() && pause == BACKOFF_MIN {
                             tracing::warn!(%address, %error, cause, "a balancer does not take this sidecar");
                         } else {
@@ -120,6 +105,12 @@ impl Gossip {
             pause = (pause * 2).min(self.config.backoff_max);
         }
     }
+}
+
+/// Everything behind an error, in one line.
+fn causes(error: &StreamError) -> String {
+    let sources = std::iter::successors(std::error::Error::source(error), |&error| error.source());
+    sources.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// Between half and all of it, so that sidecars do not dial a returning balancer in step.

@@ -6,16 +6,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use fovea_gossip::auth::{self, AuthError};
 use fovea_gossip::codec::{CodecError, Decoder, encode_sidecar};
-use fovea_gossip::message::{FromBalancer, FromSidecar, Hello};
-use fovea_gossip::outbox::{Cursor, Next, snapshot_frames};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use fovea_gossip::message::{BucketMask, Buckets, Digest, FromBalancer, FromSidecar, Hello};
+use fovea_gossip::outbox::{Cursor, Next, repair_frames, snapshot_frames};
+use fovea_kv::sums::SetSums;
+use fovea_service::tls::handshake::{HandshakeError, end_of};
+use fovea_service::tls::metrics::HandshakeEnd;
+use fovea_service::tls::socket::Socket;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
 use super::Gossip;
+use super::link::{self, LinkError};
 use crate::worker::lock;
 
 /// From our hello to the balancer's welcome.
@@ -28,13 +32,9 @@ const READ_BYTES: usize = 4 << 10;
 
 #[derive(Debug, thiserror::Error)]
 pub enum StreamError {
-    #[error("cannot connect within {limit:?}")]
-    Dial {
-        limit: Duration,
-        #[source]
-        source: Option<std::io::Error>,
-    },
-    #[error("no welcome: is this address the sync port of a balancer?")]
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    #[error("no welcome: is this address the sync port of a balancer, and does that want TLS?")]
     NoWelcome {
         #[source]
         source: Option<Box<Self>>,
@@ -51,35 +51,39 @@ pub enum StreamError {
 
 impl StreamError {
     pub fn was_connected(&self) -> bool {
-        !matches!(self, Self::Dial { .. })
+        !matches!(self, Self::Link(LinkError::Dial { .. }))
     }
 
     /// The balancer had taken us; else it is not there, or is none.
     pub fn was_welcome(&self) -> bool {
-        !matches!(self, Self::Dial { .. } | Self::NoWelcome { .. })
+        !matches!(self, Self::Link(_) | Self::NoWelcome { .. })
     }
 
+    /// What comes in place of a welcome may say why: a balancer with a key refuses by a kind of frame that only the key exchange knows,
+    /// and TLS tells a client after its handshake that its certificate was not taken.
     fn no_welcome(cause: Self) -> Self {
-        Self::NoWelcome { source: Some(Box::new(cause)) }
+        match cause {
+            Self::Protocol(CodecError::UnknownKind { kind }) if auth::is_refusal(kind) => {
+                LinkError::Key(AuthError::KeyMissing).into()
+            }
+            Self::Broken(error) if end_of(&error) == HandshakeEnd::RefusedByPeer => {
+                LinkError::Tls(HandshakeError::from(error)).into()
+            }
+            cause => Self::NoWelcome { source: Some(Box::new(cause)) },
+        }
     }
 }
 
 /// Runs one stream; only an error ends it.
-pub(super) async fn run(gossip: &Gossip, address: SocketAddr) -> Result<Infallible, StreamError> {
+pub(super) async fn run(gossip: &Gossip, address: SocketAddr, host: &str) -> Result<Infallible, StreamError> {
     // Nothing can be said before the engine has been seen.
     let mut hello = gossip.state.hello();
     let seen = hello.wait_for(Option::is_some).await;
     seen.map(drop).map_err(|_| StreamError::Closed)?;
-    let limit = gossip.config.dial_timeout;
-    let stream = match timeout(limit, TcpStream::connect(address)).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(source)) => return Err(StreamError::Dial { limit, source: Some(source) }),
-        Err(_) => return Err(StreamError::Dial { limit, source: None }),
-    };
-    stream.set_nodelay(true).map_err(StreamError::Broken)?;
-    let local = stream.local_addr().map_err(StreamError::Broken)?;
-    let own_url = format!("http://{}", SocketAddr::new(local.ip(), gossip.http_port));
-    let (mut read, write) = stream.into_split();
+    let (socket, local) = link::open(&gossip.credentials, address, host, gossip.config.dial_timeout).await?;
+    let scheme = if gossip.https { "https" } else { "http" };
+    let own_url = format!("{scheme}://{}", SocketAddr::new(local.ip(), gossip.http_port));
+    let (mut read, write) = tokio::io::split(socket);
     let mut writer = Writer {
         gossip,
         address,
@@ -90,13 +94,16 @@ pub(super) async fn run(gossip: &Gossip, address: SocketAddr) -> Result<Infallib
         load_sent: None,
         told: 0,
         learns: false,
+        digests: false,
         learnt: 0,
     };
     let first = hello.borrow_and_update().clone();
     writer.hello(first).await.map_err(StreamError::no_welcome)?;
     let mut decoder = Decoder::<FromBalancer>::new();
     match timeout(WELCOME_TIMEOUT, message(&mut read, &mut decoder)).await {
-        Ok(Ok(FromBalancer::Welcome(version))) => writer.learns = version.takes_learnt(),
+        Ok(Ok(FromBalancer::Welcome(version))) => {
+            (writer.learns, writer.digests) = (version.takes_learnt(), version.takes_digests());
+        }
         Ok(Err(error)) => return Err(StreamError::no_welcome(error)),
         Ok(Ok(_)) | Err(_) => return Err(StreamError::NoWelcome { source: None }),
     }
@@ -132,7 +139,10 @@ impl Drop for Shown<'_> {
     }
 }
 
-async fn message(read: &mut OwnedReadHalf, decoder: &mut Decoder<FromBalancer>) -> Result<FromBalancer, StreamError> {
+async fn message(
+    read: &mut ReadHalf<Socket>,
+    decoder: &mut Decoder<FromBalancer>,
+) -> Result<FromBalancer, StreamError> {
     let mut bytes = [0; READ_BYTES];
     loop {
         if let Some(message) = decoder.next().map_err(StreamError::Protocol)? {
@@ -149,9 +159,9 @@ async fn message(read: &mut OwnedReadHalf, decoder: &mut Decoder<FromBalancer>) 
 async fn listen(
     gossip: &Gossip,
     address: SocketAddr,
-    mut read: OwnedReadHalf,
+    mut read: ReadHalf<Socket>,
     mut decoder: Decoder<FromBalancer>,
-    requests: mpsc::Sender<u16>,
+    requests: mpsc::Sender<Request>,
 ) -> Result<Infallible, StreamError> {
     loop {
         match message(&mut read, &mut decoder).await? {
@@ -163,16 +173,30 @@ async fn listen(
             }
             FromBalancer::Resync { worker } => {
                 gossip.metrics.resyncs.inc();
-                requests.send(worker).await.map_err(|_| StreamError::Closed)?;
+                requests.send(Request::Snapshot(worker)).await.map_err(|_| StreamError::Closed)?;
+            }
+            FromBalancer::AskBuckets { worker } => {
+                gossip.metrics.mismatches.inc();
+                requests.send(Request::Buckets(worker)).await.map_err(|_| StreamError::Closed)?;
+            }
+            FromBalancer::AskRepair { worker, buckets } => {
+                requests.send(Request::Repair(worker, buckets)).await.map_err(|_| StreamError::Closed)?;
             }
         }
     }
 }
 
+/// What a balancer wants of a worker.
+enum Request {
+    Snapshot(u16),
+    Buckets(u16),
+    Repair(u16, [BucketMask; 3]),
+}
+
 struct Writer<'a> {
     gossip: &'a Gossip,
     address: SocketAddr,
-    write: OwnedWriteHalf,
+    write: WriteHalf<Socket>,
     own_url: String,
     buffer: BytesMut,
     cursor: Cursor,
@@ -181,6 +205,8 @@ struct Writer<'a> {
     told: usize,
     /// The balancer takes learnt facts.
     learns: bool,
+    /// And digests.
+    digests: bool,
     /// Place in the log of learnt facts up to which it has them.
     learnt: u64,
 }
@@ -190,7 +216,7 @@ impl Writer<'_> {
     async fn feed(
         &mut self,
         mut hello: tokio::sync::watch::Receiver<Option<Arc<Hello>>>,
-        mut asked: mpsc::Receiver<u16>,
+        mut asked: mpsc::Receiver<Request>,
     ) -> Result<Infallible, StreamError> {
         let state = &self.gossip.state;
         let (mut published, mut load) = (state.published(), state.load_changed());
@@ -199,6 +225,8 @@ impl Writer<'_> {
         self.blocks().await?;
         self.load().await?;
         let mut load_due = None;
+        let mut digest_at = tokio::time::interval(config.digest_interval);
+        digest_at.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             let heartbeat = tokio::time::sleep(config.heartbeat);
             tokio::select! {
@@ -212,10 +240,8 @@ impl Writer<'_> {
                     self.facts().await?;
                     self.blocks().await?;
                 }
-                Some(worker) = asked.recv() => {
-                    self.cursor.resync(worker);
-                    self.blocks().await?;
-                }
+                Some(request) = asked.recv() => self.answer(request).await?,
+                _ = digest_at.tick(), if self.digests => self.digests().await?,
                 Ok(()) = load.changed(), if load_due.is_none() => {
                     load_due = Some(self.load_sent.map_or_else(Instant::now, |sent| sent + config.load_interval));
                 }
@@ -297,6 +323,52 @@ impl Writer<'_> {
         }
     }
 
+    async fn answer(&mut self, request: Request) -> Result<(), StreamError> {
+        self.blocks().await?;
+        match request {
+            Request::Snapshot(worker) => self.cursor.resync(worker),
+            Request::Buckets(worker) => {
+                // Where something came between the two, the next digest leads here again.
+                if let Some((epoch, seq, sums)) = self.sums(worker) {
+                    let levels = Box::new(sums.map(|level| *level.buckets()));
+                    self.send(&FromSidecar::Buckets(Buckets { worker, epoch, seq, levels })).await?;
+                }
+            }
+            Request::Repair(worker, buckets) => {
+                let fleet = self.gossip.state.fleet();
+                let snapshot = fleet.workers.get(usize::from(worker)).and_then(|worker| worker.snapshot());
+                let there = snapshot.filter(|(epoch, seq, _)| self.cursor.is_at(worker, *epoch, *seq));
+                if let Some((epoch, seq, levels)) = there {
+                    self.gossip.metrics.repairs.inc();
+                    for frame in repair_frames(worker, epoch, seq, buckets, levels) {
+                        self.put(frame).await?;
+                    }
+                }
+            }
+        }
+        self.blocks().await
+    }
+
+    /// A digest of each worker that this balancer has everything of.
+    async fn digests(&mut self) -> Result<(), StreamError> {
+        self.blocks().await?;
+        for worker in 0..u16::try_from(self.told).unwrap_or(u16::MAX) {
+            if let Some((epoch, seq, sums)) = self.sums(worker) {
+                let levels = sums.map(|level| level.total());
+                let digest = FromSidecar::Digest(Digest { worker, epoch, seq, levels });
+                self.put(encode_sidecar(&digest).map_err(StreamError::Protocol)?).await?;
+            }
+        }
+        self.flush().await
+    }
+
+    /// Sums of a worker's set, if all of it is on the stream.
+    fn sums(&self, worker: u16) -> Option<(u64, u64, [SetSums; 3])> {
+        let fleet = self.gossip.state.fleet();
+        let (epoch, seq, sums) = fleet.workers.get(usize::from(worker))?.sums()?;
+        self.cursor.is_at(worker, epoch, seq).then_some((epoch, seq, sums))
+    }
+
     async fn send(&mut self, message: &FromSidecar) -> Result<(), StreamError> {
         self.put(encode_sidecar(message).map_err(StreamError::Protocol)?).await?;
         self.flush().await
@@ -311,7 +383,11 @@ impl Writer<'_> {
     async fn flush(&mut self) -> Result<(), StreamError> {
         let limit = self.gossip.config.write_timeout;
         self.gossip.metrics.bytes.inc_by(self.buffer.len() as u64);
-        let written = timeout(limit, self.write.write_all(&self.buffer)).await;
+        let written = timeout(limit, async {
+            self.write.write_all(&self.buffer).await?;
+            self.write.flush().await
+        });
+        let written = written.await;
         self.buffer.clear();
         written.map_err(|_| StreamError::Stuck { limit })?.map_err(StreamError::Broken)
     }

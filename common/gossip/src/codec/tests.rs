@@ -3,7 +3,10 @@ use proptest::prelude::*;
 use super::*;
 use fovea_kv::{MediaId, MediaKey};
 
-use crate::message::{EngineFacts, EngineKind, HashScheme, Learnt, LearntValue, WorkerFacts};
+use crate::message::{
+    Buckets, Digest, Embeddings, EngineFacts, EngineKind, HashScheme, Learnt, LearntValue, Repair, WorkerFacts,
+};
+use fovea_kv::sums::Sums;
 
 pub(crate) fn hello(workers: u32) -> Hello {
     let worker = |dp_rank| WorkerFacts { dp_rank, block_size: 16, capacity_blocks: 1 << 20, events: true };
@@ -24,6 +27,7 @@ pub(crate) fn hello(workers: u32) -> Hello {
         workers: (0..workers).map(worker).collect(),
         draining: false,
         media_trusted: true,
+        encoder_fingerprint: None,
     }
 }
 
@@ -71,7 +75,34 @@ fn from_sidecar() -> impl Strategy<Value = FromSidecar> {
                 kv_usage_permille: usage,
             })
         }),
+        later_kinds(),
         Just(FromSidecar::Heartbeat),
+    ]
+}
+
+fn later_kinds() -> impl Strategy<Value = FromSidecar> {
+    let at = || (any::<u16>(), any::<u64>(), any::<u64>());
+    let keys = || prop::collection::vec(any::<u64>(), 0..20);
+    prop_oneof![
+        (at(), any::<[(u64, u128); 3]>()).prop_map(|((worker, epoch, seq), levels)| {
+            let levels = levels.map(|(count, sum)| Sums { count, sum });
+            FromSidecar::Digest(Digest { worker, epoch, seq, levels })
+        }),
+        (at(), any::<[u64; 3]>()).prop_map(|((worker, epoch, seq), firsts)| {
+            let level = |first: u64| std::array::from_fn(|at| first.wrapping_mul(at as u64 + 1));
+            FromSidecar::Buckets(Buckets { worker, epoch, seq, levels: Box::new(firsts.map(level)) })
+        }),
+        (at(), any::<[[u8; 32]; 3]>()).prop_map(|((worker, epoch, seq), buckets)| FromSidecar::Repair(Repair {
+            worker,
+            epoch,
+            seq,
+            buckets
+        })),
+        (any::<bool>(), keys(), keys()).prop_map(|(first, stored, removed)| FromSidecar::Embeddings(Embeddings {
+            first,
+            stored,
+            removed
+        })),
     ]
 }
 
@@ -80,6 +111,8 @@ fn from_balancer() -> impl Strategy<Value = FromBalancer> {
         any::<u16>().prop_map(|minor| FromBalancer::Welcome(Version { minor, ..PROTOCOL })),
         any::<(u16, u64, u64)>().prop_map(|(worker, epoch, seq)| FromBalancer::Ack { worker, epoch, seq }),
         any::<u16>().prop_map(|worker| FromBalancer::Resync { worker }),
+        any::<u16>().prop_map(|worker| FromBalancer::AskBuckets { worker }),
+        any::<(u16, [[u8; 32]; 3])>().prop_map(|(worker, buckets)| FromBalancer::AskRepair { worker, buckets }),
     ]
 }
 
@@ -128,7 +161,7 @@ proptest! {
     }
 
     #[test]
-    fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0..8_u8, head in 1..40_u16) {
+    fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0..12_u8, head in 1..40_u16) {
         _ = decode::<FromSidecar>(&bytes, 9);
         _ = decode::<FromBalancer>(&bytes, 9);
         let mut framed = (u32::try_from(bytes.len()).unwrap() + 3).to_le_bytes().to_vec();
@@ -171,7 +204,8 @@ fn the_bytes_of_a_delta_are_those_of_the_reference() {
 #[test]
 fn the_bytes_of_small_messages_are_those_of_the_reference() {
     assert_eq!(encode_sidecar(&FromSidecar::Heartbeat).unwrap(), [3, 0, 0, 0, 1, 0, 5][..]);
-    assert_eq!(encode_balancer(&FromBalancer::Welcome(PROTOCOL)), [5, 0, 0, 0, 3, 0, 0x41, 1, 1][..]);
+    assert_eq!(encode_balancer(&FromBalancer::Welcome(PROTOCOL)), [5, 0, 0, 0, 3, 0, 0x41, 1, 2][..]);
+    assert_eq!(encode_balancer(&FromBalancer::AskBuckets { worker: 7 }), [4, 0, 0, 0, 2, 0, 0x44, 7][..]);
     assert_eq!(encode_balancer(&FromBalancer::Resync { worker: 7 }), [4, 0, 0, 0, 2, 0, 0x43, 7][..]);
 }
 
@@ -202,14 +236,19 @@ fn a_hello_of_protocol_1_0_trusts_media() {
             workers: vec![WorkerFacts { dp_rank: 3, block_size: 16, capacity_blocks: 0, events: true }],
             draining,
             media_trusted,
+            encoder_fingerprint: None,
         })
     };
     assert_eq!(one(&hello_of_minor(0, 1, &[])), Ok(expected(0, true, true)));
     assert_eq!(one(&hello_of_minor(0, 0, &[])), Ok(expected(0, false, true)));
     assert_eq!(one(&hello_of_minor(1, 0, &[0])), Ok(expected(1, false, false)));
-    assert_eq!(one(&hello_of_minor(2, 0, &[1, 77])), Ok(expected(2, false, true)));
+    assert_eq!(one(&hello_of_minor(2, 0, &[1, 0])), Ok(expected(2, false, true)));
+    assert_eq!(one(&hello_of_minor(3, 0, &[1, 0, 77])), Ok(expected(3, false, true)));
     let malformed = Err(CodecError::Malformed { message: "hello" });
     assert_eq!(one::<FromSidecar>(&hello_of_minor(1, 0, &[])), malformed);
+    assert_eq!(one::<FromSidecar>(&hello_of_minor(2, 0, &[1, 1, 7])), malformed);
+    let Ok(FromSidecar::Hello(with)) = one(&hello_of_minor(2, 0, &[&[1, 1][..], &[7; 32]].concat())) else { panic!() };
+    assert_eq!(with.encoder_fingerprint, Some([7; 32]));
 }
 
 #[test]

@@ -2,6 +2,7 @@ use super::*;
 use crate::codec::tests::{hello, learnt};
 use crate::message::LevelDelta;
 
+mod minors;
 mod simulation;
 
 fn snapshot(worker: u16, at: (u64, u64), flags: &str, hash: u64) -> FromSidecar {
@@ -24,6 +25,11 @@ fn words(changes: &[Change]) -> String {
         Change::Stored { level, hashes, .. } => format!("+{level:?}{}", hashes[0].0),
         Change::Live { epoch, seq, .. } => format!("live{epoch}/{seq}"),
         Change::Load(_) => "load".to_owned(),
+        Change::Mend { worker, .. } => format!("mend{worker}"),
+        Change::Repaired { worker, hashes } => format!("repaired{worker}:{hashes}"),
+        Change::Digest { worker, .. } => format!("digest{worker}"),
+        Change::Buckets(buckets) => format!("buckets{}", buckets.worker),
+        Change::Embeddings(held) => format!("embeddings{}", held.stored.len()),
         Change::Learnt(facts) => format!("learnt{}", facts.len()),
         Change::Resync { worker } => format!("resync{worker}"),
     };
@@ -109,6 +115,51 @@ fn facts_that_change_the_pool_void_the_set_and_names_do_not() {
         (FromSidecar::Hello(hello(3)), "hello"),
         (delta(2, (5, 1)), "resync2"),
     ]);
+}
+
+fn digest(at: (u64, u64)) -> FromSidecar {
+    FromSidecar::Digest(Digest { worker: 0, epoch: at.0, seq: at.1, levels: Default::default() })
+}
+
+fn repair(at: (u64, u64)) -> FromSidecar {
+    FromSidecar::Repair(Repair { worker: 0, epoch: at.0, seq: at.1, buckets: Default::default() })
+}
+
+#[test]
+fn a_digest_counts_at_its_watermark_and_tells_of_a_lost_delta_elsewhere() {
+    check([
+        (digest((5, 3)), ""),
+        (snapshot(0, (5, 3), "f", 1), "begin0 +Gpu1"),
+        (digest((5, 3)), ""),
+        (snapshot(0, (5, 3), "l", 2), "+Gpu2 live5/3"),
+        (digest((5, 3)), "digest0"),
+        (digest((5, 4)), "resync0"),
+        (digest((5, 4)), ""),
+    ]);
+}
+
+#[test]
+fn a_repair_becomes_live_as_a_snapshot_does() {
+    let live = || (snapshot(0, (5, 3), "fl", 1), "begin0 +Gpu1 live5/3");
+    check([
+        live(),
+        (repair((5, 3)), "mend0"),
+        (snapshot(0, (5, 3), "", 7), "+Gpu7"),
+        (snapshot(0, (5, 3), "l", 8), "+Gpu8 live5/3 repaired0:2"),
+        (delta(0, (5, 4)), "-Cpu1 +Cpu2"),
+        (repair((5, 3)), "resync0"),
+        (snapshot(0, (5, 3), "l", 8), ""),
+        (repair((5, 4)), ""),
+    ]);
+    check([live(), (repair((5, 3)), "mend0"), (delta(0, (5, 4)), "resync0")]);
+    check([live(), (repair((5, 3)), "mend0"), (repair((5, 3)), "resync0")]);
+    check([(repair((5, 3)), "resync0"), (snapshot(0, (5, 3), "l", 8), "")]);
+}
+
+#[test]
+fn embeddings_pass_as_they_are() {
+    let held = Embeddings { first: true, stored: vec![4, 5], removed: vec![] };
+    check([(FromSidecar::Embeddings(held), "embeddings2")]);
 }
 
 #[test]

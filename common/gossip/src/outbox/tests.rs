@@ -126,6 +126,29 @@ fn check_snapshot(levels: [u64; 3], expected: &str) {
 }
 
 #[test]
+fn a_repair_sends_its_buckets_alone() {
+    let mut mask = [0; 32];
+    mask[0] = 1;
+    let levels = || [vec![SequenceHash(1), SequenceHash(1 << 56), SequenceHash(2)], vec![SequenceHash(3)], vec![]];
+    let frames: Vec<_> = repair_frames(0, 2, 3, [mask, [0; 32], mask], levels()).map(|bytes| decode(&bytes)).collect();
+    let [FromSidecar::Repair(head), FromSidecar::Snapshot(only)] = frames.as_slice() else { panic!("{frames:?}") };
+    assert_eq!((head.buckets[0], only.first, only.last), (mask, false, true));
+    assert_eq!(only.hashes, [SequenceHash(1), SequenceHash(2)]);
+}
+
+#[test]
+fn a_cursor_is_at_what_it_was_given_last() {
+    let (mut outbox, mut cursor) = (outbox(9), Cursor::default());
+    assert!(!cursor.is_at(0, 10, 0));
+    polled(&outbox, &mut cursor);
+    assert!(cursor.is_at(0, 10, 0));
+    outbox.push(0, stored(1..2));
+    assert!(!cursor.is_at(0, 10, 1));
+    polled(&outbox, &mut cursor);
+    assert!(cursor.is_at(0, 10, 1) && !cursor.is_at(0, 11, 1) && !cursor.is_at(7, 10, 1));
+}
+
+#[test]
 fn snapshots_are_chunked_across_levels() {
     check_snapshot([0, 0, 0], "Storage0fl");
     check_snapshot([4096, 0, 0], "Gpu4096fl");

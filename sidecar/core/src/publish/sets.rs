@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use fovea_kv::sums::SetSums;
 use fovea_kv::{SequenceHash, Tier};
 
 /// Level of a block that no level contains.
@@ -47,6 +48,8 @@ pub(super) struct Sets {
     published: [usize; 3],
     /// Levels in use: 0 up to the highest tier ever stored to.
     top: u8,
+    /// Of what has been sent, by level.
+    sums: [SetSums; 3],
 }
 
 impl Sets {
@@ -121,8 +124,14 @@ impl Sets {
             for (level, (removed, stored)) in changed.iter_mut().enumerate().take(usize::from(self.top) + 1) {
                 let (is, was) = (entry.blocks[level] > 0, entry.sent & 1 << level != 0);
                 match (was, is) {
-                    (true, false) => removed.push((entry.depth, hash)),
-                    (false, true) => stored.push((entry.depth, hash)),
+                    (true, false) => {
+                        removed.push((entry.depth, hash));
+                        self.sums[level].remove(hash);
+                    }
+                    (false, true) => {
+                        stored.push((entry.depth, hash));
+                        self.sums[level].add(hash);
+                    }
                     _ => continue,
                 }
                 entry.sent ^= 1 << level;
@@ -144,6 +153,11 @@ impl Sets {
         by_depth(
             self.entries.iter().filter(|(_, entry)| sent(entry)).map(|(&hash, entry)| (entry.depth, hash)).collect(),
         )
+    }
+
+    /// Of [`Self::snapshot`] of each level.
+    pub(super) fn sums(&self) -> &[SetSums; 3] {
+        &self.sums
     }
 
     /// Blocks behind each hash, to compare with a count from scratch.

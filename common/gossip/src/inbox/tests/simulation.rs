@@ -57,7 +57,13 @@ impl Mirror {
                 self.filling[usize::from(worker)] = None;
                 cursor.resync(worker);
             }
-            Change::Hello(_) | Change::Load(_) | Change::Learnt(_) => {}
+            Change::Mend { .. } | Change::Repaired { .. } => unreachable!("nothing asked for a repair"),
+            Change::Hello(_)
+            | Change::Load(_)
+            | Change::Learnt(_)
+            | Change::Digest { .. }
+            | Change::Buckets(_)
+            | Change::Embeddings(_) => {}
         }
     }
 }
