@@ -6,8 +6,10 @@ use std::time::Instant;
 use fovea_balancer_core::fleet::{Description, WorkerKey};
 use fovea_balancer_core::index::WorkerIndex;
 use fovea_balancer_core::load::Report;
+use fovea_gossip::audit::{self, Remedy};
 use fovea_gossip::inbox::Change;
-use fovea_gossip::message::{Hello, Learnt, Load, WorkerFacts};
+use fovea_gossip::message::{BucketMask, Buckets, FromBalancer, Hello, Learnt, Load, WorkerFacts};
+use fovea_kv::sums::Sums;
 use fovea_kv::{SequenceHash, Tier};
 
 use super::upstream::Upstream;
@@ -80,7 +82,7 @@ impl Seats {
     }
 
     /// Applies one change to the index or the load.
-    pub fn perform(&self, change: Change, now: Instant) {
+    pub fn perform(&self, change: Change) {
         match change {
             Change::Begin { worker } => self.with_seat(worker, |seat| {
                 seat.about.pool.index_mut().begin_snapshot(seat.about.index);
@@ -94,9 +96,46 @@ impl Seats {
                 }
             }),
             Change::Stored { worker, level, hashes } => self.with_seat(worker, |seat| self.store(seat, level, &hashes)),
-            Change::Load(load) => self.with_seat(load.worker, |seat| self.workers.report(seat.key, report(&load), now)),
+            Change::Load(load) => self.with_seat(load.worker, |seat| self.workers.report(seat.key, report(&load))),
             Change::Learnt(facts) => self.learn(facts),
-            Change::Hello(_) | Change::Resync { .. } => debug_assert!(false, "the stream does these itself"),
+            Change::Mend { worker, buckets } => self.with_seat(worker, |seat| self.mend(seat, &buckets)),
+            Change::Repaired { hashes, .. } => _ = self.metrics.sync_repaired_hashes.inc_by(hashes),
+            Change::Embeddings(held) => self.seats.iter().for_each(|seat| {
+                self.workers.embedded(seat.key, held.first, &held.stored, &held.removed);
+            }),
+            Change::Hello(_) | Change::Resync { .. } | Change::Digest { .. } | Change::Buckets(_) => debug_assert!(false, "the stream does these itself"),
+        }
+    }
+
+    /// Compares a digest with the index: what to ask for where they differ.
+    pub fn audit(&self, worker: u16, theirs: &[Sums; 3]) -> Option<FromBalancer> {
+        let seat = self.seat(worker)?;
+        let ours = seat.about.pool.index_mut().digest(seat.about.index)?;
+        self.metrics.sync_digests.inc();
+        if ours == *theirs {
+            return None;
+        }
+        self.metrics.sync_digest_mismatches.inc();
+        tracing::warn!(worker = %seat.about.name, "what is held is not what the sidecar publishes, asking for the difference");
+        Some(FromBalancer::AskBuckets { worker })
+    }
+
+    /// Which part of it is to be sent again.
+    pub fn compare(&self, theirs: &Buckets) -> Option<FromBalancer> {
+        let (worker, seat) = (theirs.worker, self.seat(theirs.worker)?);
+        let ours = seat.about.pool.index_mut().sums(seat.about.index)?;
+        match audit::remedy(&ours, theirs) {
+            Remedy::Nothing => None,
+            Remedy::Repair(buckets) => Some(FromBalancer::AskRepair { worker, buckets }),
+            Remedy::Snapshot => Some(FromBalancer::Resync { worker }),
+        }
+    }
+
+    fn mend(&self, seat: &Seat, buckets: &[BucketMask; 3]) {
+        let keep = |level: Tier, hash| !audit::is_in(&buckets[usize::from(level.index())], hash);
+        if let Err(error) = seat.about.pool.index_mut().begin_repair(seat.about.index, keep) {
+            self.metrics.index_full.inc();
+            tracing::warn!(worker = %seat.about.name, %error, "raise limits.index_entries_max");
         }
     }
 
@@ -115,6 +154,9 @@ impl Seats {
                 tracing::warn!(worker = %seat.about.name, %error, "raise limits.index_entries_max");
                 return;
             }
+        }
+        if level == Tier::Gpu {
+            self.workers.measure(seat.key, &seat.about.pool, seat.about.index);
         }
     }
 
@@ -159,6 +201,8 @@ fn description(
         lora_names: hello.engine.lora_names.clone().into(),
         events: facts.events && facts.block_size > 0,
         draining: hello.draining,
+        by_load: false,
+            capacity_tokens: facts.capacity_blocks.saturating_mul(u64::from(facts.block_size)),
         media_trusted: hello.media_trusted,
     }
 }

@@ -3,7 +3,9 @@
 //! One request a connection, everything bounded: header size, time, connections.
 
 use std::convert::Infallible;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -25,6 +27,8 @@ const CONNECTIONS_MAX: usize = 64;
 const HEAD_BYTES_MAX: usize = 16 << 10;
 /// From accept to the last byte of the answer.
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(10);
+/// Of an action, from its request to its answer.
+pub const ACTION_TIME_MAX: Duration = Duration::from_secs(3600);
 /// After a failed accept, most often for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -43,6 +47,9 @@ pub enum Readiness {
 /// A JSON page, made anew for each request. Must not block.
 pub type Page = Arc<dyn Fn() -> serde_json::Value + Send + Sync>;
 
+/// A request that takes its time, given the query; for the caller to wait on, [`ACTION_TIME_MAX`] at most. Served by GET and POST.
+pub type Action = Arc<dyn Fn(&str) -> Pin<Box<dyn Future<Output = serde_json::Value> + Send>> + Send + Sync>;
+
 /// What the admin port serves. `/healthz` answers 200 as long as the process runs.
 #[derive(Clone)]
 pub struct Admin {
@@ -52,17 +59,28 @@ pub struct Admin {
     pub ready: Arc<dyn Fn() -> Readiness + Send + Sync>,
     /// Further paths, e.g. `/workers`.
     pub routes: Vec<(&'static str, Page)>,
+    pub actions: Vec<(&'static str, Action)>,
 }
 
 impl Admin {
     pub fn new(registry: Arc<Registry>, ready: impl Fn() -> Readiness + Send + Sync + 'static) -> Self {
-        Self { registry, ready: Arc::new(ready), routes: Vec::new() }
+        Self { registry, ready: Arc::new(ready), routes: Vec::new(), actions: Vec::new() }
     }
 
     /// Adds a JSON page.
     #[must_use]
     pub fn route(mut self, path: &'static str, page: impl Fn() -> serde_json::Value + Send + Sync + 'static) -> Self {
         self.routes.push((path, Arc::new(page)));
+        self
+    }
+
+    /// Adds an action.
+    #[must_use]
+    pub fn action<F>(mut self, path: &'static str, action: impl Fn(&str) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = serde_json::Value> + Send + 'static,
+    {
+        self.actions.push((path, Arc::new(move |query| Box::pin(action(query)))));
         self
     }
 
@@ -114,9 +132,7 @@ pub async fn serve(listener: TcpListener, admin: Admin, stop: CancellationToken)
                     let admin = Arc::clone(&admin);
                     tasks.spawn(async move {
                         let _slot = slot;
-                        if tokio::time::timeout(REQUEST_TIME_MAX, connection(stream, admin)).await.is_err() {
-                            tracing::debug!("admin request took too long, connection closed");
-                        }
+                        connection(stream, admin).await;
                     });
                 }
                 Err(error) => {
@@ -133,19 +149,42 @@ pub async fn serve(listener: TcpListener, admin: Admin, stop: CancellationToken)
 }
 
 async fn connection(stream: TcpStream, admin: Arc<Admin>) {
+    let acting = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&acting);
     let service = service_fn(move |request: Request<Incoming>| {
-        let answer = admin.answer(request.method(), request.uri().path());
-        std::future::ready(Ok::<_, Infallible>(answer))
+        let (admin, flag) = (Arc::clone(&admin), Arc::clone(&flag));
+        async move { Ok::<_, Infallible>(respond(&admin, &request, &flag).await) }
     });
-    let served = http1::Builder::new()
-        .keep_alive(false)
-        .max_buf_size(HEAD_BYTES_MAX)
-        .timer(TokioTimer::new())
-        .header_read_timeout(REQUEST_TIME_MAX)
-        .serve_connection(TokioIo::new(stream), service)
-        .await;
-    if let Err(error) = served {
-        tracing::debug!(%error, "admin connection failed");
+    let mut served = pin!(
+        http1::Builder::new()
+            .keep_alive(false)
+            .max_buf_size(HEAD_BYTES_MAX)
+            .timer(TokioTimer::new())
+            .header_read_timeout(REQUEST_TIME_MAX)
+            .serve_connection(TokioIo::new(stream), service)
+    );
+    loop {
+        match tokio::time::timeout(REQUEST_TIME_MAX, served.as_mut()).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => return tracing::debug!(%error, "admin connection failed"),
+            // An action has its own limit, and its answer is sent within this one.
+            Err(_) if acting.load(Relaxed) => {}
+            Err(_) => return tracing::debug!("admin request took too long, connection closed"),
+        }
+    }
+}
+
+/// `acting` is set while an action runs.
+async fn respond(admin: &Admin, request: &Request<Incoming>, acting: &AtomicBool) -> Response<Full<Bytes>> {
+    let (method, path) = (request.method(), request.uri().path());
+    let action = admin.actions.iter().find(|(at, _)| *at == path && [Method::GET, Method::POST].contains(method));
+    let Some((_, action)) = action else { return admin.answer(method, path) };
+    acting.store(true, Relaxed);
+    let done = tokio::time::timeout(ACTION_TIME_MAX, action(request.uri().query().unwrap_or_default())).await;
+    acting.store(false, Relaxed);
+    match done {
+        Ok(page) => response(StatusCode::OK, JSON, page.to_string() + "\n"),
+        Err(_) => response(StatusCode::GATEWAY_TIMEOUT, TEXT, "not done in time\n".to_owned()),
     }
 }
 

@@ -72,7 +72,12 @@ fn subscriber<W>(format: LogFormat, filter: EnvFilter, ansi: bool, writer: W) ->
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(ansi).with_writer(writer);
+    // An error of the writer would be told on stderr, which panics where that is what cannot be written: a full disk.
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(ansi)
+        .with_writer(writer)
+        .log_internal_errors(false);
     match format {
         LogFormat::Text => builder.finish().into(),
         LogFormat::Json => builder.json().flatten_event(true).finish().into(),

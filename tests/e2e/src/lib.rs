@@ -3,6 +3,7 @@
 //! **Invariant:** a program started here is killed and waited for when its handle is dropped; ports are always 0 and read back.
 
 pub mod capture;
+pub mod certs;
 pub mod client;
 mod fleet;
 pub mod origin;
