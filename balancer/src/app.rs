@@ -8,23 +8,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fovea_balancer_core::fleet::State;
+use fovea_balancer_core::health::Standing;
 use fovea_service::admin::{self, Admin, Readiness};
-use fovea_service::config::{KeyError, read_key};
 use fovea_service::label::Snake;
 use fovea_service::ready::announce;
 use fovea_service::shutdown::{Drained, Shutdown};
-use http::HeaderValue;
+use fovea_service::tls::reload;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{BalancerConfig, Trust};
+use crate::config::BalancerConfig;
+use crate::diagnose;
 use crate::fetch::{Fetcher, SetupError};
-use crate::front::{self, Front};
+use crate::front::{self, Front, Keys};
+use crate::links::{LinkError, Links};
 use crate::metrics::{Metrics, StateLabels};
 use crate::models::pull::Puller;
 use crate::models::{ModelError, Models};
+use crate::plain;
 use crate::sync;
+use crate::tenants::{self, TenantError, Tenants};
 use crate::workers::Workers;
 
 /// Gauges that nobody sets on change are renewed this often.
@@ -44,11 +48,11 @@ pub enum AppError {
         source: io::Error,
     },
     #[error(transparent)]
-    Key(#[from] KeyError),
+    Links(#[from] LinkError),
+    #[error(transparent)]
+    Tenants(#[from] TenantError),
     #[error("media: fetching cannot be set up")]
     Media(#[from] SetupError),
-    #[error("trust.shared_key has characters that no header takes: use letters, digits and punctuation")]
-    KeyCharacters,
     #[error("cannot set up the runtime or its signals")]
     Runtime(#[source] io::Error),
 }
@@ -66,7 +70,7 @@ struct Listeners {
 pub fn run(config: BalancerConfig) -> Result<(), AppError> {
     crate::memory::return_large_blocks();
     let models = Models::load(&config)?;
-    let key = key(&config.trust)?;
+    let tenants = Arc::new(Tenants::load(&config)?);
     let listeners = Listeners {
         http: bind("listen", config.listen)?,
         admin: bind("admin", config.admin)?,
@@ -76,12 +80,12 @@ pub fn run(config: BalancerConfig) -> Result<(), AppError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(threads)
         // One per request being prepared, and a few for names and files.
-        .max_blocking_threads(threads + 4)
+        .max_blocking_threads(threads + front::media_threads(threads) + 4)
         .thread_name("balancer")
         .enable_all()
         .build()
         .map_err(AppError::Runtime)?;
-    let served = runtime.block_on(serve(config, key, models, listeners));
+    let served = runtime.block_on(serve(config, models, tenants, listeners));
     runtime.shutdown_timeout(LAST_WAIT);
     served
 }
@@ -91,47 +95,50 @@ fn bind(field: &'static str, address: SocketAddr) -> Result<TcpListener, AppErro
     bound.map_err(|source| AppError::Bind { field, address, source })
 }
 
-/// The key as it goes out, never to be logged.
-fn key(trust: &Trust) -> Result<Option<HeaderValue>, AppError> {
-    let Some(key) = read_key("trust.shared_key_file", &trust.shared_key, trust.shared_key_file.as_deref())? else {
-        return Ok(None);
-    };
-    let mut key = HeaderValue::from_bytes(&key).map_err(|_| AppError::KeyCharacters)?;
-    key.set_sensitive(true);
-    Ok(Some(key))
-}
-
 async fn serve(
     config: BalancerConfig,
-    key: Option<HeaderValue>,
     models: Models,
+    tenants: Arc<Tenants>,
     listeners: Listeners,
 ) -> Result<(), AppError> {
     let shutdown = Shutdown::on_signals().map_err(AppError::Runtime)?;
     let (links, admin_stop) = (Shutdown::new(), CancellationToken::new());
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
-    let workers =
-        Arc::new(Workers::new(config.freshness.into(), config.choose_settings(), config.limits.index_entries_max));
+    let Links { clients, guard, access, watched } = Links::load(&config, &metrics.tls)?;
+    let (freshness, entries_max) = (config.freshness.into(), config.limits.index_entries_max);
+    let workers = Workers::with_recall(freshness, config.recall(), config.choose_settings(), entries_max);
+    let workers = Arc::new(workers.with_health(config.health.into()));
     let (drain, streams_max) = (config.timeouts.drain, config.limits.sync_streams_max);
     let fetcher = Fetcher::new(&config.media, metrics.media.clone())?;
     let (front_workers, models) = (Arc::clone(&workers), Arc::new(models));
     if models.pulls() {
         let (models, workers, pull_metrics) = (Arc::clone(&models), Arc::clone(&workers), metrics.models.clone());
-        let puller = Puller::new(models, workers, pull_metrics, key.clone(), config.timeouts.connect);
+        let puller = Puller::new(models, workers, pull_metrics, access.clone(), config.timeouts.connect);
         links.spawn(puller.run(links.token()));
     }
-    let front = Front::new(config, key, front_workers, models, fetcher, metrics.clone(), shutdown.token());
-    let front = Arc::new(front);
+    let keys = Keys {
+        tenants: Arc::clone(&tenants),
+        engines: tenants::engine_key(&config.access)?,
+        forward: config.access.forward_authorization,
+    };
+    links.spawn(tenants::watch(tenants, metrics.tenants.clone(), config.access.keys_poll, links.token()));
+    for engine in &config.workers {
+        let plain = plain::follow(engine.clone(), Arc::clone(&workers), metrics.plain.clone(), links.token());
+        links.spawn(plain);
+    }
+    let front = Front::new(config, access, front_workers, models, fetcher, metrics.clone(), shutdown.token());
+    let front = Arc::new(front.with_keys(keys));
 
     let ready = announcement(&listeners).map_err(AppError::Runtime)?;
     let http = tokio_listener(listeners.http)?;
     let sync = tokio_listener(listeners.sync)?;
     let pages = admin_pages(registry, &front, &workers);
     let admin = tokio::spawn(admin::serve(tokio_listener(listeners.admin)?, pages, admin_stop.clone()));
-    links.spawn(sync::serve(sync, Arc::clone(&workers), metrics.clone(), streams_max, links.clone()));
+    links.spawn(sync::serve(sync, Arc::clone(&workers), metrics.clone(), streams_max, guard, links.clone()));
+    links.spawn(reload::watch(watched, reload::LOOK_EVERY, links.token()));
     links.spawn(observe(workers, metrics, links.token()));
-    shutdown.spawn(front::serve(http, front, shutdown.clone()));
+    shutdown.spawn(front::serve(http, front, clients, shutdown.clone()));
     if let Err(error) = announce(&ready) {
         tracing::warn!(%error, "cannot write the ready line");
     }
@@ -162,16 +169,17 @@ fn announcement(listeners: &Listeners) -> io::Result<Value> {
 
 fn admin_pages(registry: Registry, front: &Arc<Front>, workers: &Arc<Workers>) -> Admin {
     let (front, workers) = (Arc::clone(front), Arc::clone(workers));
-    let ready = move || match front.ready() {
-        true => Readiness::Ready,
-        false => Readiness::NotReady("no worker takes requests, or stopping".to_owned()),
+    let ready = move || match front.not_ready() {
+        None => Readiness::Ready,
+        Some(why) => Readiness::NotReady(why),
     };
     Admin::new(Arc::new(registry), ready).route("/debug/workers", move || debug_workers(&workers))
 }
 
 fn debug_workers(workers: &Workers) -> Value {
     let mut rows = Vec::new();
-    workers.each(Instant::now(), |worker, state| {
+    let now = Instant::now();
+    workers.each(now, |worker, state| {
         let (about, report) = (&worker.about, worker.load.last_report());
         let engine = &about.pool.facts.engine;
         rows.push(json!({
@@ -180,6 +188,8 @@ fn debug_workers(workers: &Workers) -> Value {
             "state": format!("{state:?}").to_lowercase(),
             "dp_rank": about.dp_rank,
             "events": about.events,
+            "plain": about.pool.facts.is_plain,
+            "history_blocks": worker.history.blocks(),
             "served_names": &*about.served_names,
             "lora_names": &*about.lora_names,
             "engine": format!("{:?}", engine.kind).to_lowercase(),
@@ -191,6 +201,7 @@ fn debug_workers(workers: &Workers) -> Value {
             "waiting_tokens": worker.load.waiting_tokens(),
             "decode_tokens": worker.load.decode_tokens(),
             "booked_requests": worker.load.booked(),
+            "standing": format!("{:?}", workers.standing(worker.key, now)).to_lowercase(),
         }));
     });
     let pools: Vec<_> = workers
@@ -198,7 +209,8 @@ fn debug_workers(workers: &Workers) -> Value {
         .iter()
         .map(|pool| {
             let entries = pool.index().entries();
-            json!({"engine_model": pool.facts.engine.engine_model, "block_size": pool.facts.block_size, "index_entries": entries})
+            json!({"engine_model": pool.facts.engine.engine_model, "block_size": pool.facts.block_size, "index_entries": entries,
+                "diagnosis": pool.watched.page()})
         })
         .collect();
     json!({"workers": rows, "pools": pools})
@@ -209,13 +221,19 @@ async fn observe(workers: Arc<Workers>, metrics: Metrics, stop: CancellationToke
     let mut tick = tokio::time::interval(OBSERVE_EVERY);
     while stop.run_until_cancelled(tick.tick()).await.is_some() {
         let mut counts = [State::Up, State::Stale, State::Draining, State::Excluded].map(|state| (state, 0));
-        workers.each(Instant::now(), |_, state| {
+        let (now, mut ejected) = (Instant::now(), 0);
+        workers.each(now, |worker, state| {
+            ejected += i64::from(workers.standing(worker.key, now) == Standing::Ejected);
             counts.iter_mut().filter(|(counted, _)| *counted == state).for_each(|(_, count)| *count += 1);
         });
         for (state, count) in counts {
             metrics.workers.get_or_create(&StateLabels { state: Snake(state) }).set(count);
         }
         let entries: usize = workers.pools().iter().map(|pool| pool.index().entries()).sum();
+        diagnose::look(&workers, &metrics.findings, Instant::now());
+        metrics.workers_ejected.set(ejected);
+        let ejections = workers.ejections();
+        metrics.ejections.inc_by(ejections.saturating_sub(metrics.ejections.get()));
         metrics.index_entries.set(i64::try_from(entries).unwrap_or(i64::MAX));
     }
 }

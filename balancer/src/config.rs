@@ -6,17 +6,32 @@ use std::time::Duration;
 
 use fovea_balancer_core::choose;
 use fovea_balancer_core::fleet::Freshness;
+use fovea_balancer_core::history::Recall;
 use fovea_media::estimate::Estimate;
 use fovea_service::config::{ByteSize, Invalid, Validate, human_duration};
+use fovea_service::secret::Secret;
 use fovea_service::telemetry::LogConfig;
+use fovea_service::tls::config::{ClientTlsConfig, ServerTlsConfig};
 use serde::Deserialize;
 
 pub mod estimate;
+pub mod health;
+pub mod history;
 pub mod media;
+pub mod plain;
+pub mod quarantine;
+pub mod queue;
 pub mod render;
+pub mod tenants;
 
+use health::HealthConfig;
+use history::HistoryConfig;
 use media::MediaConfig;
+use plain::PlainConfig;
+use quarantine::QuarantineConfig;
+use queue::QueueConfig;
 use render::RenderConfig;
+use tenants::{AccessConfig, TenantConfig};
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -31,9 +46,23 @@ pub struct BalancerConfig {
     pub models: Vec<ModelConfig>,
     /// Models without an entry are pulled from a worker, like entries without a directory.
     pub models_from_workers: bool,
+    /// Engines without a sidecar.
+    pub workers: Vec<PlainConfig>,
     pub mode: ModeConfig,
     pub limits: Limits,
     pub trust: Trust,
+    /// Certificates of `listen`; none = plain HTTP.
+    pub tls: Option<ServerTlsConfig>,
+    /// Certificates of `sync`; none = plain TCP.
+    pub sync_tls: Option<ServerTlsConfig>,
+    /// Certificates towards sidecars that advertise https.
+    pub sidecar_tls: Option<ClientTlsConfig>,
+    /// Who may ask; empty = everybody.
+    pub tenants: Vec<TenantConfig>,
+    /// What becomes of API keys.
+    pub access: AccessConfig,
+    /// When `/ready` says yes.
+    pub ready_when: ReadyWhen,
     /// Images and other media given by URL.
     pub media: MediaConfig,
     /// Images of models whose family has no rule.
@@ -48,6 +77,14 @@ pub struct BalancerConfig {
     pub retry_percent: u8,
     pub timeouts: Timeouts,
     pub freshness: FreshnessConfig,
+    /// What is remembered of the prompts sent to workers without events.
+    pub history: HistoryConfig,
+    /// When a worker is left out, and how a new one begins.
+    pub health: HealthConfig,
+    /// Requests under which engines die.
+    pub quarantine: QuarantineConfig,
+    /// Waiting for a worker when all have enough.
+    pub queue: QueueConfig,
     pub choose: ChooseConfig,
     pub log: LogConfig,
 }
@@ -60,9 +97,16 @@ impl Default for BalancerConfig {
             sync: (Ipv4Addr::UNSPECIFIED, 7400).into(),
             models: Vec::new(),
             models_from_workers: false,
+            workers: Vec::new(),
             mode: ModeConfig::Precise,
             limits: Limits::default(),
             trust: Trust::default(),
+            tls: None,
+            sync_tls: None,
+            sidecar_tls: None,
+            tenants: Vec::new(),
+            access: AccessConfig::default(),
+            ready_when: ReadyWhen::Any,
             media: MediaConfig::default(),
             render: RenderConfig::default(),
             estimate: Estimate::default(),
@@ -71,6 +115,10 @@ impl Default for BalancerConfig {
             retry_percent: 10,
             timeouts: Timeouts::default(),
             freshness: FreshnessConfig::default(),
+            history: HistoryConfig::default(),
+            health: HealthConfig::default(),
+            quarantine: QuarantineConfig::default(),
+            queue: QueueConfig::default(),
             choose: ChooseConfig::default(),
             log: LogConfig::default(),
         }
@@ -109,8 +157,8 @@ impl Default for Limits {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Trust {
-    /// Key that the sidecars know. Empty = none.
-    pub shared_key: String,
+    /// Key that the sidecars know. Empty = the one in the environment variable `FOVEA_SHARED_KEY`, if any.
+    pub shared_key: Secret,
     /// File that holds the key (white space around it is cut). Wins over `shared_key`.
     pub shared_key_file: Option<PathBuf>,
     /// Clients may send embeddings (`image_embeds`, `prompt_embeds`). One of wrong sides ends an engine.
@@ -126,6 +174,23 @@ pub struct ModelConfig {
     /// Its directory: `config.json`, `tokenizer.json`, `tokenizer_config.json`, chat template, preprocessor config. None = these are
     /// pulled from a worker.
     pub dir: Option<PathBuf>,
+    /// Clients may count on it: without a worker it is out of service, not unknown.
+    #[serde(default = "yes")]
+    pub declared: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// How many models must have a worker that takes requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReadyWhen {
+    /// One, whichever.
+    Any,
+    /// All that are declared, and one at least.
+    AllDeclared,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -133,6 +198,8 @@ pub struct ModelConfig {
 pub enum ModeConfig {
     /// By what the workers' caches hold, and load.
     Precise,
+    /// By what was sent where, and load.
+    Approximate,
     /// By load alone.
     Load,
     /// One after another.
@@ -226,10 +293,14 @@ impl From<FreshnessConfig> for Freshness {
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ChooseConfig {
+    /// Cost of a token of the request's own work, in tokens that wait before it.
+    pub work_weight: f64,
     /// Cost of one prompt token of a running request.
     pub decode_weight: f64,
     /// Cost of encoding one image token.
     pub image_weight: f64,
+    /// What a reused token saves, by where it lies: GPU, CPU, storage.
+    pub tier_weights: [f64; 3],
     /// A worker with more than this × the mean of outstanding tokens loses its affinity …
     pub guard_factor: f64,
     /// … once it is also this many tokens above the mean.
@@ -238,9 +309,16 @@ pub struct ChooseConfig {
 
 impl Default for ChooseConfig {
     fn default() -> Self {
-        let choose::Settings { decode_weight, image_weight, guard_factor, guard_floor_tokens, .. } =
-            choose::Settings::default();
-        Self { decode_weight, image_weight, guard_factor, guard_floor_tokens }
+        let choose::Settings {
+            mode: _,
+            decode_weight,
+            image_weight,
+            work_weight,
+            tier_weights,
+            guard_factor,
+            guard_floor_tokens,
+        } = choose::Settings::default();
+        Self { work_weight, decode_weight, image_weight, tier_weights, guard_factor, guard_floor_tokens }
     }
 }
 
@@ -248,19 +326,27 @@ impl BalancerConfig {
     pub fn choose_settings(&self) -> choose::Settings {
         let mode = match self.mode {
             ModeConfig::Precise => choose::Mode::Precise,
+            ModeConfig::Approximate => choose::Mode::Approximate,
             ModeConfig::Load => choose::Mode::Load,
             ModeConfig::RoundRobin => choose::Mode::RoundRobin,
             ModeConfig::Session => choose::Mode::Session,
         };
-        let ChooseConfig { decode_weight, image_weight, guard_factor, guard_floor_tokens } = self.choose;
+        let ChooseConfig { work_weight, decode_weight, image_weight, tier_weights, guard_factor, guard_floor_tokens } =
+            self.choose;
         choose::Settings {
             mode,
             decode_weight,
             image_weight,
+            work_weight,
+            tier_weights,
             guard_factor,
             guard_floor_tokens,
-            ..choose::Settings::default()
         }
+    }
+
+    /// What is remembered of workers without events, with a seed of this process.
+    pub fn recall(&self) -> Recall {
+        self.history.recall(std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), "history"))
     }
 
     /// Threads for the network.
@@ -287,7 +373,14 @@ impl Validate for BalancerConfig {
             let remedy = "make it at least freshness.stale_after";
             return Err(Invalid::new("freshness.excluded_after", "is shorter than stale_after", remedy));
         }
+        self.validate_tls()?;
+        self.history.validate().map_err(|invalid| invalid.within("history"))?;
+        self.health.validate().map_err(|invalid| invalid.within("health"))?;
+        self.quarantine.validate().map_err(|invalid| invalid.within("quarantine"))?;
+        self.queue.validate().map_err(|invalid| invalid.within("queue"))?;
+        plain::validate(&self.workers)?;
         self.validate_models()?;
+        tenants::validate(&self.tenants, &self.access)?;
         self.validate_weights()?;
         self.log.validate().map_err(|invalid| invalid.within("log"))
     }
@@ -315,6 +408,14 @@ impl Validate for Limits {
 }
 
 impl BalancerConfig {
+    fn validate_tls(&self) -> Result<(), Invalid> {
+        for (block, tls) in [("tls", &self.tls), ("sync_tls", &self.sync_tls)] {
+            tls.as_ref().map_or(Ok(()), Validate::validate).map_err(|invalid| invalid.within(block))?;
+        }
+        let sidecars = self.sidecar_tls.as_ref().map_or(Ok(()), Validate::validate);
+        sidecars.map_err(|invalid| invalid.within("sidecar_tls"))
+    }
+
     fn validate_models(&self) -> Result<(), Invalid> {
         for (index, model) in self.models.iter().enumerate() {
             let field = format!("models[{index}].name");
@@ -329,8 +430,14 @@ impl BalancerConfig {
     }
 
     fn validate_weights(&self) -> Result<(), Invalid> {
-        let ChooseConfig { decode_weight, image_weight, guard_factor, .. } = self.choose;
+        let ChooseConfig { work_weight, decode_weight, image_weight, tier_weights, guard_factor, .. } = self.choose;
+        let [gpu, cpu, storage] = tier_weights;
+        if !(0.0..=1.0).contains(&storage) || !(storage..=1.0).contains(&cpu) || !(cpu..=1.0).contains(&gpu) {
+            let remedy = "write three numbers from 0 to 1, none larger than the one before: [gpu, cpu, storage]";
+            return Err(Invalid::new("choose.tier_weights", format!("is {tier_weights:?}"), remedy));
+        }
         let weights = [
+            ("work_weight", work_weight, 0.0),
             ("decode_weight", decode_weight, 0.0),
             ("image_weight", image_weight, 0.0),
             ("guard_factor", guard_factor, 1.0),
@@ -346,46 +453,4 @@ impl BalancerConfig {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The error of a config text, or "ok".
-    #[track_caller]
-    fn check(text: &str, expect: &str) {
-        let got = match fovea_service::config::parse::<BalancerConfig>(text, "balancer.yaml") {
-            Ok(_) => "ok".to_owned(),
-            Err(error) => error.to_string(),
-        };
-        assert!(got.contains(expect), "{got}");
-    }
-
-    #[test]
-    fn nothing_written_is_a_working_config() {
-        check("", "ok");
-    }
-
-    #[test]
-    fn a_typo_is_an_error_with_its_line() {
-        check("mode: load\nlisten_on: 0.0.0.0:1\n", "balancer.yaml:2:");
-    }
-
-    #[test]
-    fn values_that_cannot_work_name_their_field() {
-        check("limits: {body_max: 1GiB}", "limits.bodies_max: is smaller than body_max");
-        check("models: [{name: m, dir: a}, {name: m, dir: b}]", "models[1].name: `m` stands twice");
-        check("freshness: {stale_after: 9s}", "freshness.excluded_after");
-        check("choose: {guard_factor: 0.5}", "choose.guard_factor: is 0.5");
-        check("models: [{name: m}]\nmodels_from_workers: true", "ok");
-        check("limits: {index_entries_max: 0}", "limits.index_entries_max: is 0");
-        check("media: {bytes_max: 1MiB}", "media.bytes_max: leaves no room beside the cache");
-        check("render: {per_minute: 0}", "render.per_minute: is 0");
-        check("media: {timeout: 0s}", "media.timeout: is 0");
-        check("media: {allow: [10.0.0.1]}", "balancer.yaml:1:");
-    }
-
-    #[test]
-    fn the_example_for_operators_is_valid() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/balancer.yaml");
-        check(&std::fs::read_to_string(path).unwrap(), "ok");
-    }
-}
+mod tests;

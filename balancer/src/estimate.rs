@@ -3,6 +3,7 @@
 //! Request body on stdin, one JSON object on stdout, notes on stderr. Stable: tests and users' scripts read it. The numbers are those of
 //! llm-d-router ebab68792, except that no count is above [`TOKENS_MAX`] and that `audio_url` parts are told apart.
 
+mod approximate;
 mod body;
 mod go_json;
 mod stream;
@@ -17,6 +18,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::config::estimate::read;
+pub use approximate::{BLOCK_TOKENS, approximate};
 pub use body::{Api, BodyError, Flat, Rules, flatten};
 pub use stream::{Asset, Stream, chain};
 

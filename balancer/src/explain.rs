@@ -111,6 +111,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         learnt: &learnt,
         media_trusted: true,
         unmeasured_videos: args.unmeasured_videos,
+        isolation: None,
     };
     let prepared = preparer.prepare(&request, target);
     let output = sheet(&prepared, args.block_size);

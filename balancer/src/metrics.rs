@@ -3,6 +3,7 @@
 use fovea_balancer_core::fleet::State;
 use fovea_service::label::Snake;
 use fovea_service::snake_case_labels;
+use fovea_service::tls::metrics::TlsMetrics;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -10,9 +11,14 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::diagnose::DiagnosisMetrics;
 use crate::fetch::MediaMetrics;
+use crate::front::{Demand, LineMetrics, SuspectMetrics};
 use crate::models::pull::PullMetrics;
+use crate::plain::PlainMetrics;
 use crate::render::RenderMetrics;
+use crate::sync::guard::Proven;
+use crate::tenants::metrics::TenantMetrics;
 
 /// What decided where a request went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,6 +39,12 @@ pub enum Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
     BadRequest,
+    /// No API key, or none of ours.
+    Unauthorized,
+    /// A tenant's or key's limits: requests per minute, prompt tokens per minute, requests at a time.
+    RequestRate,
+    TokenRate,
+    Concurrency,
     NotFound,
     MethodNotAllowed,
     UnknownModel,
@@ -43,6 +55,10 @@ pub enum ErrorKind {
     BodyBudget,
     Busy,
     NoWorker,
+    /// Every worker had enough for too long.
+    Saturated,
+    /// Engines died under this request.
+    Poison,
     Connect,
     UpstreamFailed,
     UpstreamTimeout,
@@ -59,6 +75,9 @@ pub enum FrameKind {
     Delta,
     Load,
     Learnt,
+    Digest,
+    Repair,
+    Embeddings,
     Heartbeat,
 }
 
@@ -79,6 +98,16 @@ pub enum StreamEnd {
     BadUrl,
     /// Too many streams.
     Refused,
+    /// Neither certificate nor key came in time.
+    HandshakeTimeout,
+    /// No TLS could be set up.
+    Tls,
+    /// A shared key is wanted, and the sidecar has none.
+    KeyMissing,
+    /// The sidecar has a shared key, and there is none here.
+    NoKeyHere,
+    /// The sidecar has another key.
+    WrongKey,
     /// This balancer stops.
     Shutdown,
 }
@@ -106,6 +135,11 @@ pub struct EndLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct OpenedLabels {
+    pub proven: Snake<Proven>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct StateLabels {
     pub state: Snake<State>,
 }
@@ -130,9 +164,22 @@ pub struct Metrics {
     pub sync_frames: Family<FrameLabels, Counter>,
     pub sync_ends: Family<EndLabels, Counter>,
     pub sync_resyncs: Counter,
+    pub sync_digests: Counter,
+    pub sync_digest_mismatches: Counter,
+    pub sync_repaired_hashes: Counter,
+    pub sync_opened: Family<OpenedLabels, Counter>,
+    pub tls: TlsMetrics,
     pub media: MediaMetrics,
     pub models: PullMetrics,
     pub render: RenderMetrics,
+    pub line: LineMetrics,
+    pub suspects: SuspectMetrics,
+    pub ejections: Counter,
+    pub workers_ejected: Gauge,
+    pub plain: PlainMetrics,
+    pub tenants: TenantMetrics,
+    pub demand: Demand,
+    pub findings: DiagnosisMetrics,
 }
 
 /// 1 ms to 512 s.
@@ -148,6 +195,7 @@ fn fast() -> Histogram {
 impl Metrics {
     /// Makes all families and registers them under `balancer_`.
     pub fn register(registry: &mut Registry) -> Self {
+        let demand = Demand::register(registry);
         let registry = registry.sub_registry_with_prefix("balancer");
         let metrics = Self {
             decisions: Family::default(),
@@ -168,9 +216,22 @@ impl Metrics {
             sync_frames: Family::default(),
             sync_ends: Family::default(),
             sync_resyncs: Counter::default(),
+            sync_digests: Counter::default(),
+            sync_digest_mismatches: Counter::default(),
+            sync_repaired_hashes: Counter::default(),
+            sync_opened: Family::default(),
+            tls: TlsMetrics::register(registry),
             media: MediaMetrics::register(registry),
             models: PullMetrics::register(registry),
             render: RenderMetrics::register(registry),
+            line: LineMetrics::register(registry),
+            suspects: SuspectMetrics::register(registry),
+            ejections: Counter::default(),
+            workers_ejected: Gauge::default(),
+            plain: PlainMetrics::register(registry),
+            tenants: TenantMetrics::register(registry),
+            demand,
+            findings: DiagnosisMetrics::register(registry),
         };
         metrics.register_requests(registry);
         metrics.register_workers(registry);
@@ -195,12 +256,18 @@ impl Metrics {
 
     fn register_workers(&self, r: &mut Registry) {
         r.register("workers", "Workers, by state", self.workers.clone());
+        r.register("workers_ejected", "Workers left out because they failed", self.workers_ejected.clone());
+        r.register("ejections", "Times that a worker was left out", self.ejections.clone());
         r.register("index_entries", "(block, worker) pairs in all indexes", self.index_entries.clone());
         r.register("index_full", "Workers taken out of a full index", self.index_full.clone());
         r.register("sync_streams", "Connected sidecars", self.sync_streams.clone());
         r.register("sync_frames", "Frames from sidecars, by kind", self.sync_frames.clone());
         r.register("sync_ends", "Ends of sidecar streams, by cause", self.sync_ends.clone());
         r.register("sync_resyncs", "Snapshots asked for", self.sync_resyncs.clone());
+        r.register("sync_digests", "Digests compared with the index", self.sync_digests.clone());
+        r.register("sync_digest_mismatches", "Digests that differed", self.sync_digest_mismatches.clone());
+        r.register("sync_repaired_hashes", "Hashes sent again in repairs", self.sync_repaired_hashes.clone());
+        r.register("sync_opened", "Streams of sidecars, by what these proved", self.sync_opened.clone());
     }
 
     pub fn error(&self, kind: ErrorKind) {

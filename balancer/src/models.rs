@@ -3,7 +3,7 @@
 pub mod agenda;
 pub mod pull;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
@@ -19,6 +19,8 @@ pub struct Models {
     at_hand: HashMap<String, Arc<Preparer>>,
     /// Names of the config without a directory.
     wanted: HashSet<String>,
+    /// Names that clients may count on.
+    declared: BTreeSet<String>,
     /// Models without an entry are pulled too.
     wants_all: bool,
     /// A few; no lock is held across an await.
@@ -67,7 +69,10 @@ impl Models {
     pub fn load(config: &BalancerConfig) -> Result<Self, ModelError> {
         let mut by_dir: HashMap<&Path, Arc<Preparer>> = HashMap::new();
         let mut models = Self { wants_all: config.models_from_workers, ..Self::default() };
-        for ModelConfig { name, dir } in &config.models {
+        for ModelConfig { name, dir, declared } in &config.models {
+            if *declared {
+                models.declared.insert(name.clone());
+            }
             let Some(dir) = dir.as_deref() else {
                 models.wanted.insert(name.clone());
                 continue;
@@ -87,7 +92,12 @@ impl Models {
 
     /// The config names this model, so it is expected here even while no worker serves it.
     pub fn declares(&self, name: &str) -> bool {
-        self.at_hand.contains_key(name) || self.wanted.contains(name)
+        self.declared.contains(name)
+    }
+
+    /// All names that the config declares.
+    pub fn declared(&self) -> impl Iterator<Item = &str> {
+        self.declared.iter().map(String::as_str)
     }
 
     /// The model that an engine serves: by one of its base names, else by its own model string, else as pulled.
@@ -138,7 +148,11 @@ mod tests {
     /// Is the model `served`, started as `engine_model`, pulled under a config that has `here` with a directory and `wanted` without?
     #[track_caller]
     fn check(models_from_workers: bool, served: &str, engine_model: &str, expect: bool) {
-        let entry = |name: &str, dir: Option<&str>| ModelConfig { name: name.to_owned(), dir: dir.map(Into::into) };
+        let entry = |name: &str, dir: Option<&str>| ModelConfig {
+            name: name.to_owned(),
+            dir: dir.map(Into::into),
+            declared: true,
+        };
         let entries = vec![entry("here", Some(TINY)), entry("wanted", None)];
         let config = BalancerConfig { models: entries, models_from_workers, ..BalancerConfig::default() };
         let models = Models::load(&config).unwrap();

@@ -8,13 +8,16 @@ use std::time::Instant;
 
 use fovea_balancer_core::choose::{self, Candidate, Explained, Mode, Query};
 use fovea_balancer_core::fleet::{Description, Fleet, Freshness, Resolved, Served, State, Worker, WorkerKey};
-use fovea_balancer_core::index::{Index, Reader, WorkerDepth};
+use fovea_balancer_core::history::Recall;
+use fovea_balancer_core::index::{Index, Reader, WorkerDepth, WorkerIndex};
+use fovea_balancer_core::health::{self, Health};
 use fovea_balancer_core::load::{BookingId, Charge, Report};
 use fovea_gossip::message::EngineFacts;
 use fovea_kv::SequenceHash;
+use tokio::sync::Notify;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::{learnt, render};
+use crate::{diagnose, learnt, render};
 
 /// All that a prediction depends on. Workers with equal facts share an index.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,12 +26,14 @@ pub struct PoolFacts {
     pub engine: EngineFacts,
     /// Tokens per block; 0 = not known yet.
     pub block_size: u32,
+    /// Engines without a sidecar.
+    pub is_plain: bool,
 }
 
 impl PoolFacts {
     pub fn new(engine: &EngineFacts, block_size: u32) -> Self {
         let engine = EngineFacts { served_names: Vec::new(), lora_names: Vec::new(), ..engine.clone() };
-        Self { engine, block_size }
+        Self { engine, block_size, is_plain: false }
     }
 }
 
@@ -41,6 +46,8 @@ pub struct Pool {
     pub learnt: learnt::Store,
     /// What its engines' renderers showed.
     pub rendered: render::Store,
+    /// What is wrong with it, if so.
+    pub watched: diagnose::Watched,
     /// Requests routed; a count per pool, so that each pool's turns go round evenly whatever the mix of models.
     turns: AtomicU64,
 }
@@ -55,6 +62,7 @@ impl Pool {
             reader,
             learnt: learnt::Store::default(),
             rendered: render::Store::default(),
+            watched: diagnose::Watched::default(),
             turns: AtomicU64::new(0),
         }
     }
@@ -85,11 +93,22 @@ pub struct Ask<'a> {
     pub model: &'a str,
     pub prompt_tokens: u32,
     pub hashes: &'a [SequenceHash],
+    /// Tokens per block where `hashes` are the estimator's and no engine's: only what was sent where can be looked up by them. 0 = they
+    /// are the pool's own.
+    pub estimated_block_tokens: u32,
     /// The engine does not look into its cache for this prompt; what it computes is stored all the same.
     pub no_reuse: bool,
     pub images: &'a [(u32, u32)],
+    /// Of the same images, for [`Embeddings`](fovea_balancer_core::embeddings::Embeddings); may be empty.
+    pub image_keys: &'a [u64],
     pub media: Option<u64>,
     pub session: Option<u64>,
+}
+
+impl Ask<'_> {
+    fn block_tokens(&self, pool: &Pool) -> u32 {
+        if self.estimated_block_tokens > 0 { self.estimated_block_tokens } else { pool.facts.block_size }
+    }
 }
 
 /// A chosen worker, with its load booked until this is dropped.
@@ -102,8 +121,12 @@ pub struct Route {
     /// Leading blocks of the prompt that the worker's sidecar has confirmed.
     pub confirmed_blocks: u32,
     pub reused_tokens: u32,
+    /// It has no sidecar.
+    pub plain: bool,
     /// Its overlap could be believed.
     pub precise: bool,
+    /// Its overlap is what this balancer sent it.
+    pub approximate: bool,
     pub booked: Booked,
 }
 
@@ -112,6 +135,8 @@ pub struct Booked {
     workers: Arc<Workers>,
     pub key: WorkerKey,
     id: BookingId,
+    /// Its chain is not told by events, or they are not read.
+    remember: bool,
     started: AtomicBool,
 }
 
@@ -119,19 +144,24 @@ impl Booked {
     /// The first response byte came.
     pub fn started(&self) {
         self.started.store(true, Ordering::Relaxed);
-        self.workers.fleet().started(self.key, self.id, Instant::now());
+        self.workers.fleet().started(self.key, self.id, self.remember, Instant::now());
     }
 }
 
 impl Drop for Booked {
     fn drop(&mut self) {
         let failed = !self.started.load(Ordering::Relaxed);
-        self.workers.fleet().release(self.key, self.id, failed, Instant::now());
+        self.workers.fleet().release(self.key, self.id, failed);
+        self.workers.freed.notify_one();
     }
 }
 
 pub struct Workers {
     fleet: Mutex<Fleet<PoolRef>>,
+    /// Locked while the fleet is, never the other way round.
+    health: Mutex<Health>,
+    /// Some worker's load may have fallen.
+    freed: Notify,
     settings: choose::Settings,
     index_entries_max: usize,
     /// Requests that asked for a pool.
@@ -140,7 +170,19 @@ pub struct Workers {
 
 impl Workers {
     pub fn new(freshness: Freshness, settings: choose::Settings, index_entries_max: usize) -> Self {
-        Self { fleet: Mutex::new(Fleet::new(freshness)), settings, index_entries_max, resolved: AtomicU64::new(0) }
+        Self::with_recall(freshness, Recall::default(), settings, index_entries_max)
+    }
+
+    /// `recall`: of what was sent to workers without events.
+    pub fn with_recall(
+        freshness: Freshness,
+        recall: Recall,
+        settings: choose::Settings,
+        index_entries_max: usize,
+    ) -> Self {
+        let fleet = Mutex::new(Fleet::with_recall(freshness, recall));
+        let health = Mutex::new(Health::new(health::Settings::default()));
+        Self { fleet, health, freed: Notify::new(), settings, index_entries_max, resolved: AtomicU64::new(0) }
     }
 
     pub fn mode(&self) -> Mode {
@@ -159,7 +201,10 @@ impl Workers {
             about.pool = pool;
         }
         about.index = about.pool.index_mut().add_worker();
-        (fleet.add(about.clone(), now), about)
+        let key = fleet.add(about.clone(), now);
+        self.health().add(key, now);
+        self.freed.notify_one();
+        (key, about)
     }
 
     pub fn describe(&self, key: WorkerKey, about: Description<PoolRef>) {
@@ -169,6 +214,8 @@ impl Workers {
     /// Out of routing at once; then out of the index.
     pub fn remove(&self, key: WorkerKey) {
         let gone = self.fleet().remove(key);
+        self.health().remove(key);
+        self.freed.notify_one();
         if let Some(about) = gone {
             about.pool.index_mut().remove_worker(about.index);
         }
@@ -179,8 +226,19 @@ impl Workers {
         keys.for_each(|key| fleet.heard(key, now));
     }
 
-    pub fn report(&self, key: WorkerKey, report: Report, now: Instant) {
-        self.fleet().report(key, report, now);
+    pub fn report(&self, key: WorkerKey, report: Report) {
+        self.fleet().report(key, report);
+        self.freed.notify_one();
+    }
+
+    /// A worker's encoder holds other items; see [`Fleet::embedded`].
+    pub fn embedded(&self, key: WorkerKey, anew: bool, stored: &[u64], removed: &[u64]) {
+        self.fleet().embedded(key, anew, stored, removed);
+    }
+
+    /// A worker's events were applied: its waiting requests are that much further.
+    pub fn measure(&self, key: WorkerKey, pool: &PoolRef, place: WorkerIndex) {
+        self.fleet().measure(key, |chain, held| pool.index().depth_of(place, chain, held));
     }
 
     /// The pool for a model name; see [`Fleet::resolve`].
@@ -208,14 +266,27 @@ impl Workers {
 
     /// Chooses a worker of `pool` and books the request on it; `avoid` had its try. `None` when nobody is left.
     pub fn route(self: &Arc<Self>, pool: &PoolRef, ask: &Ask, avoid: Option<WorkerKey>, now: Instant) -> Option<Route> {
+        self.route_among(pool, ask, |key| Some(key) != avoid, now)
+    }
+
+    /// As [`Self::route`], among the workers that are `allowed`.
+    pub fn route_among(
+        self: &Arc<Self>,
+        pool: &PoolRef,
+        ask: &Ask,
+        allowed: impl Fn(WorkerKey) -> bool,
+        now: Instant,
+    ) -> Option<Route> {
         let mut depths = Vec::new();
         let looked_up = if ask.no_reuse { &[] } else { ask.hashes };
-        if self.settings.mode == Mode::Precise {
+        let by_events = self.settings.mode == Mode::Precise && ask.estimated_block_tokens == 0;
+        if by_events {
             pool.index().depths(looked_up, &mut depths);
         }
+        let block_tokens = ask.block_tokens(pool);
         let query = Query {
             prompt_tokens: ask.prompt_tokens,
-            block_tokens: pool.facts.block_size,
+            block_tokens,
             images: ask.images,
             media: ask.media,
             session: ask.session,
@@ -223,20 +294,30 @@ impl Workers {
         };
         let mut explained = Vec::new();
         let mut fleet = self.fleet();
-        let candidates: Vec<_> = fleet
+        let mut candidates: Vec<_> = fleet
             .candidates(pool, ask.model, now)
-            .filter(|worker| Some(worker.key) != avoid)
-            .map(|worker| candidate(worker, looked_up, confirmed(worker, fleet.freshness(), &depths, now), now))
+            .filter(|worker| allowed(worker.key))
+            .map(|worker| {
+                let confirmed = confirmed(worker, fleet.freshness(), &depths, now).filter(|_| by_events);
+                candidate(worker, ask, looked_up, confirmed, fleet.recall(), now)
+            })
             .collect();
+        self.sift(&mut candidates, query.turn, now);
         let chosen = choose::choose(&candidates, &query, &self.settings, &mut explained)?;
         let charge = Charge {
             prefill_tokens: u64::from(ask.prompt_tokens.saturating_sub(chosen.reused_tokens)),
             prompt_tokens: u64::from(ask.prompt_tokens),
+            encode_tokens: chosen.encode_tokens,
+            // What it finds in the cache says nothing of its progress.
+            block_tokens: if ask.no_reuse { 0 } else { block_tokens },
         };
-        let chain = if self.settings.mode == Mode::Precise { ask.hashes.into() } else { [].into() };
+        let by_cache = matches!(self.settings.mode, Mode::Precise | Mode::Approximate);
+        let chain = if by_cache { ask.hashes.into() } else { [].into() };
         let id = fleet.book(chosen.key, charge, chain, now)?;
+        self.health().sent(chosen.key, now);
         let worker = fleet.workers().iter().find(|worker| worker.key == chosen.key)?;
-        let (about, confirmed) = (worker.about.clone(), confirmed(worker, fleet.freshness(), &depths, now));
+        let confirmed = confirmed(worker, fleet.freshness(), &depths, now).filter(|_| by_events);
+        let about = worker.about.clone();
         drop(fleet);
         trace(&explained, chosen.key);
         Some(Route {
@@ -245,8 +326,16 @@ impl Workers {
             dp_rank: about.dp_rank,
             confirmed_blocks: confirmed.map_or(0, |depth| depth[2]),
             reused_tokens: chosen.reused_tokens,
-            precise: confirmed.is_some() && self.settings.mode == Mode::Precise,
-            booked: Booked { workers: Arc::clone(self), key: chosen.key, id, started: AtomicBool::new(false) },
+            plain: pool.facts.is_plain,
+            precise: confirmed.is_some(),
+            approximate: confirmed.is_none() && by_cache && !looked_up.is_empty() && !about.by_load,
+            booked: Booked {
+                workers: Arc::clone(self),
+                key: chosen.key,
+                id,
+                remember: !by_events,
+                started: AtomicBool::new(false),
+            },
         })
     }
 
@@ -284,12 +373,23 @@ fn confirmed(
     believed.then(|| depth.map_or([0; 3], |at| depths[at].depth))
 }
 
-fn candidate(worker: &Worker<PoolRef>, chain: &[SequenceHash], confirmed: Option<[u32; 3]>, now: Instant) -> Candidate {
-    let assumed = confirmed.map_or(0, |depth| worker.speculation.depth(chain, depth[0], now));
+/// Overlap by events, or else by what was sent to the worker; and by what it computes at this moment.
+fn candidate(
+    worker: &Worker<PoolRef>,
+    ask: &Ask,
+    chain: &[SequenceHash],
+    confirmed: Option<[u32; 3]>,
+    recall: &Recall,
+    now: Instant,
+) -> Candidate {
+    let chain = if worker.about.by_load { &[] } else { chain };
+    let known = confirmed.unwrap_or_else(|| [worker.history.depth(chain, recall, now); 3]);
+    let assumed = worker.speculation.depth(chain, known[0], now);
     Candidate {
         key: worker.key,
         affinity: xxh3_64(worker.about.name.as_bytes()),
-        overlap_blocks: confirmed.unwrap_or_default().map(|depth| depth.max(assumed)),
+        overlap_blocks: known.map(|depth| depth.max(assumed)),
+        embedded: worker.embeddings.held(ask.image_keys),
         waiting_tokens: worker.load.waiting_tokens(),
         decode_tokens: worker.load.decode_tokens(),
     }
@@ -305,5 +405,8 @@ fn trace(explained: &[Explained], chosen: WorkerKey) {
     }
 }
 
+mod standing;
 #[cfg(test)]
 mod tests;
+
+pub use standing::Saturation;

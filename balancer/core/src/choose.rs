@@ -1,6 +1,7 @@
 //! Who gets a request: plain data in, a decision and its reasons out.
 //!
-//! `precise` picks the worker with the least work before the request's first output, in tokens:
+//! `precise` and `approximate` differ in what they know of caches. Both pick the worker with the least work before the request's first
+//! output, in tokens:
 //! waiting prefill + weight × ((prompt − reused, by tier) + image tokens still to encode) + weight × decode load.
 //! An engine always computes at least one prompt token, so reuse is at most ⌊(prompt − 1) / block⌋ blocks.
 
@@ -14,6 +15,8 @@ pub enum Mode {
     /// By what the workers' caches hold, and load.
     #[default]
     Precise,
+    /// By what this balancer sent where, and load.
+    Approximate,
     /// By load alone.
     Load,
     /// One after another.
@@ -29,7 +32,7 @@ pub struct Settings {
     /// Cost of one prompt token of a running request, in prefill tokens. A decode step reads that token's KV, which costs a small part
     /// of computing it; a high weight makes workers look busy that would begin at once, and moves requests off their caches.
     pub decode_weight: f64,
-    /// Cost of encoding one image token, in prefill tokens.
+    /// Cost of encoding one image token, in prefill tokens. Below what it takes, because many images are in the engine's encoder cache.
     pub image_weight: f64,
     /// Cost of a token of the request's own work, in tokens that wait before it. Above 1, because its own work delays everybody after it
     /// too, while a wait is over once it is over; much higher, a hot prefix queues where it is in place of being copied.
@@ -47,7 +50,7 @@ impl Default for Settings {
         Self {
             mode: Mode::Precise,
             decode_weight: 0.03,
-            image_weight: 1.0,
+            image_weight: 0.1,
             work_weight: 2.0,
             tier_weights: [1.0, 0.8, 0.5],
             guard_factor: 1.5,
@@ -64,6 +67,8 @@ pub struct Candidate {
     pub affinity: u64,
     /// Held leading blocks by level; zeros when stale or unknown.
     pub overlap_blocks: [u32; 3],
+    /// Bit i: its encoder holds image i of the query, so that it has not to be encoded again. The 65th and later ones count as not held.
+    pub embedded: u64,
     pub waiting_tokens: u64,
     pub decode_tokens: u64,
 }
@@ -91,6 +96,8 @@ pub struct Explained {
     pub overlap_blocks: [u32; 3],
     /// Prompt tokens that this worker would not compute.
     pub reused_tokens: u32,
+    /// What encoding its images there takes, weighted, in tokens.
+    pub encode_tokens: u64,
     /// Work before the first output, weighted, in tokens.
     pub cost: f64,
     /// The load guard took its affinity.
@@ -116,7 +123,9 @@ pub fn choose(
         (Mode::Session, Some(session)) => {
             ranked().max_by_key(|(candidate, _)| rendezvous(session, candidate.affinity)).map(|(_, why)| why)
         }
-        (Mode::Precise | Mode::Load | Mode::Session, _) => ranked().min_by(by_cost).map(|(_, why)| why),
+        (Mode::Precise | Mode::Approximate | Mode::Load | Mode::Session, _) => {
+            ranked().min_by(by_cost).map(|(_, why)| why)
+        }
     };
     chosen.copied()
 }
@@ -141,14 +150,14 @@ fn explain(candidate: &Candidate, query: &Query, settings: &Settings, limit: f64
     let reused = candidate.overlap_blocks.map(|blocks| reused_tokens(blocks, query));
     let guarded = tokens(outstanding(candidate)) > limit;
     let load = tokens(candidate.waiting_tokens) + settings.decode_weight * tokens(candidate.decode_tokens);
+    let encode = |reused| settings.image_weight * tokens(unencoded_tokens(query.images, candidate.embedded, reused));
     let work = match settings.mode {
-        Mode::Precise => {
+        Mode::Precise | Mode::Approximate => {
             let counted = if guarded { [0; 3] } else { reused };
             let saved = settings.tier_weights[0] * f64::from(counted[0])
                 + settings.tier_weights[1] * f64::from(counted[1] - counted[0])
                 + settings.tier_weights[2] * f64::from(counted[2] - counted[1]);
-            let encode = settings.image_weight * tokens(unencoded_tokens(query.images, counted[2]));
-            settings.work_weight * (f64::from(query.prompt_tokens) - saved + encode)
+            settings.work_weight * (f64::from(query.prompt_tokens) - saved + encode(counted[2]))
         }
         Mode::Load | Mode::RoundRobin | Mode::Session => 0.0,
     };
@@ -156,6 +165,7 @@ fn explain(candidate: &Candidate, query: &Query, settings: &Settings, limit: f64
         key: candidate.key,
         overlap_blocks: candidate.overlap_blocks,
         reused_tokens: reused[2],
+        encode_tokens: whole(encode(reused[2])),
         cost: load + work,
         guarded,
     }
@@ -166,9 +176,12 @@ fn reused_tokens(overlap_blocks: u32, query: &Query) -> u32 {
     overlap_blocks.min(reusable) * query.block_tokens
 }
 
-/// Tokens of the images that reach beyond the reused prefix: a partly reused image is encoded whole.
-fn unencoded_tokens(images: &[(u32, u32)], reused: u32) -> u64 {
-    images.iter().filter(|(start, len)| start.saturating_add(*len) > reused).map(|(_, len)| u64::from(*len)).sum()
+/// Tokens of the images that reach beyond the reused prefix and that no encoder output is there for: a partly reused image is encoded
+/// whole.
+fn unencoded_tokens(images: &[(u32, u32)], embedded: u64, reused: u32) -> u64 {
+    let is_held = |at: usize| at < 64 && embedded >> at & 1 == 1;
+    let fresh = |(at, (start, len)): &(usize, &(u32, u32))| start.saturating_add(*len) > reused && !is_held(*at);
+    images.iter().enumerate().filter(fresh).map(|(_, (_, len))| u64::from(*len)).sum()
 }
 
 /// Lower is better: by the first image where there is one, else by load, and in turn among equals.
@@ -187,6 +200,11 @@ fn rendezvous(key: u64, affinity: u64) -> u64 {
 #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^53")]
 fn tokens(count: u64) -> f64 {
     count as f64
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "never negative, and saturates")]
+fn whole(tokens: f64) -> u64 {
+    tokens as u64
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use fovea_kv::SequenceHash;
 
+use crate::embeddings::Embeddings;
+use crate::history::{History, Recall};
 use crate::index::WorkerIndex;
 use crate::load::{BookingId, Charge, Report, WorkerLoad};
 use crate::speculation::Speculation;
@@ -71,6 +73,10 @@ pub struct Description<P> {
     /// The engine's events are complete: overlap may be believed.
     pub events: bool,
     pub draining: bool,
+    /// What was sent there is not looked at.
+    pub by_load: bool,
+    /// What its KV cache takes; 0 = not known.
+    pub capacity_tokens: u64,
     /// Its closed loop still believes predictions of media.
     pub media_trusted: bool,
 }
@@ -81,6 +87,10 @@ pub struct Worker<P> {
     pub about: Description<P>,
     pub load: WorkerLoad,
     pub speculation: Speculation,
+    /// What it was sent, as long as its events are not believed.
+    pub history: History,
+    /// Of its encoder.
+    pub embeddings: Embeddings,
     heard_at: Instant,
 }
 
@@ -136,13 +146,22 @@ pub enum Resolved<P> {
 #[derive(Debug)]
 pub struct Fleet<P> {
     freshness: Freshness,
+    recall: Recall,
     workers: Vec<Worker<P>>,
     next: u64,
 }
 
 impl<P: Clone + PartialEq> Fleet<P> {
     pub fn new(freshness: Freshness) -> Self {
-        Self { freshness, workers: Vec::new(), next: 0 }
+        Self::with_recall(freshness, Recall::default())
+    }
+
+    pub fn with_recall(freshness: Freshness, recall: Recall) -> Self {
+        Self { freshness, recall, workers: Vec::new(), next: 0 }
+    }
+
+    pub fn recall(&self) -> &Recall {
+        &self.recall
     }
 
     pub fn freshness(&self) -> &Freshness {
@@ -166,6 +185,8 @@ impl<P: Clone + PartialEq> Fleet<P> {
             about,
             load: WorkerLoad::default(),
             speculation: Speculation::default(),
+            history: History::default(),
+            embeddings: Embeddings::default(),
             heard_at: now,
         });
         key
@@ -191,9 +212,26 @@ impl<P: Clone + PartialEq> Fleet<P> {
         }
     }
 
-    pub fn report(&mut self, key: WorkerKey, report: Report, now: Instant) {
+    pub fn report(&mut self, key: WorkerKey, report: Report) {
         if let Some(worker) = self.get_mut(key) {
-            worker.load.report(report, now);
+            worker.load.report(report);
+        }
+    }
+
+    /// The worker's encoder holds other items; `anew`: nothing of what was told before.
+    pub fn embedded(&mut self, key: WorkerKey, anew: bool, stored: &[u64], removed: &[u64]) {
+        if let Some(worker) = self.get_mut(key) {
+            if anew {
+                worker.embeddings.clear();
+            }
+            worker.embeddings.change(stored, removed);
+        }
+    }
+
+    /// The worker's events were applied; see [`WorkerLoad::measure`].
+    pub fn measure(&mut self, key: WorkerKey, held: impl FnMut(&[SequenceHash], u32) -> u32) {
+        if let Some(worker) = self.get_mut(key) {
+            worker.load.measure(held);
         }
     }
 
@@ -207,23 +245,29 @@ impl<P: Clone + PartialEq> Fleet<P> {
     ) -> Option<BookingId> {
         let ttl = self.freshness.speculative_ttl;
         let worker = self.get_mut(key)?;
-        let booking = worker.load.book(charge, now);
+        let booking = worker.load.book(charge, Arc::clone(&chain));
         worker.speculation.routed(booking, chain, ttl, now);
         Some(booking)
     }
 
-    /// The request's first response byte came.
-    pub fn started(&mut self, key: WorkerKey, booking: BookingId, now: Instant) {
-        if let Some(worker) = self.get_mut(key) {
-            worker.load.started(booking, now);
-            worker.speculation.started(booking, now);
+    /// The request's first response byte came. `remember`: by its chain, whether the worker's events are believed or not.
+    pub fn started(&mut self, key: WorkerKey, booking: BookingId, remember: bool, now: Instant) {
+        let (recall, freshness) = (self.recall, self.freshness);
+        let Some(worker) = self.get_mut(key) else { return };
+        let booked = worker.load.started(booking);
+        worker.speculation.started(booking, now);
+        let believed = worker.about.events && worker.state(&freshness, now) == State::Up;
+        let is_remembered = (remember || !believed) && !worker.about.by_load;
+        let is_told = |(chain, block_tokens): &(Arc<[SequenceHash]>, u32)| !chain.is_empty() && *block_tokens > 0;
+        if let Some((chain, block_tokens)) = booked.filter(is_told).filter(|_| is_remembered) {
+            worker.history.sent(&chain, block_tokens, worker.about.capacity_tokens, &recall, now);
         }
     }
 
     /// The request is over; `failed`: without a response byte.
-    pub fn release(&mut self, key: WorkerKey, booking: BookingId, failed: bool, now: Instant) {
+    pub fn release(&mut self, key: WorkerKey, booking: BookingId, failed: bool) {
         if let Some(worker) = self.get_mut(key) {
-            worker.load.release(booking, now);
+            worker.load.release(booking);
             if failed {
                 worker.speculation.failed(booking);
             }

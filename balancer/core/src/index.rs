@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use arc_swap::ArcSwap;
 use fovea_kv::{SequenceHash, Tier};
 
+mod digest;
 mod lookup;
 mod sets;
 mod table;
@@ -83,6 +84,19 @@ impl Reader {
         out.clear();
     }
 
+    /// Leading blocks of `chain` that one worker holds in its GPU; `guess` = what it held lately. 0 for a worker that is not there.
+    pub fn depth_of(&self, worker: WorkerIndex, chain: &[SequenceHash], guess: u32) -> u32 {
+        for _ in 0..TRIES {
+            let epoch = self.0.epoch.0.load(Ordering::Acquire);
+            let found = self.0.view.0.load().depth_of(chain, worker, guess);
+            fence(Ordering::Acquire);
+            if let Some(depth) = found.filter(|_| self.0.epoch.0.load(Ordering::Relaxed) <= epoch + 1) {
+                return depth;
+            }
+        }
+        0
+    }
+
     /// (block, worker) pairs held, snapshots in progress included.
     pub fn entries(&self) -> usize {
         self.0.entries.0.load(Ordering::Relaxed)
@@ -107,6 +121,8 @@ pub struct Index {
     table: Table,
     sets: Sets,
     slots: Vec<Slot>,
+    /// Of what each slot's banks hold.
+    sums: Vec<[digest::Levels; 2]>,
     entries: usize,
     entries_max: usize,
     epoch: u64,
@@ -126,8 +142,8 @@ impl Index {
             epoch: Apart(AtomicU64::new(0)),
             entries: Apart(AtomicUsize::new(0)),
         }));
-        let slots = Vec::new();
-        Self { table, sets, slots, entries: 0, entries_max, epoch: 0, deaths: 0, next_shard: 0, reader }
+        let (slots, sums) = (Vec::new(), Vec::new());
+        Self { table, sets, slots, sums, entries: 0, entries_max, epoch: 0, deaths: 0, next_shard: 0, reader }
     }
 
     pub fn reader(&self) -> Reader {
@@ -138,6 +154,7 @@ impl Index {
     pub fn add_worker(&mut self) -> WorkerIndex {
         let free = self.slots.iter().position(|slot| !slot.taken).unwrap_or_else(|| {
             self.slots.push(Slot::default());
+            self.sums.push(Default::default());
             self.slots.len() - 1
         });
         self.slots[free].taken = true;
@@ -187,6 +204,7 @@ impl Index {
         let target = self.target(worker, level).filter(|(_, tier)| *tier < self.sets.shape().tiers);
         let Some((lane, tier)) = target else { return };
         let mut gone = 0;
+        let mut sums = self.sums[lane.worker][lane.bank][tier].take().unwrap_or_default();
         for batch in hashes.chunks(BATCH) {
             self.make_ready(batch);
             let mut stretch = Stretch::default();
@@ -197,6 +215,9 @@ impl Index {
                 }
                 let step = self.step(&mut stretch, from, lane, tier, false);
                 gone += usize::from(step.counted);
+                if step.to != from {
+                    sums.remove(SequenceHash(key(*hash)));
+                }
                 if step.to == 0 {
                     self.table.kill(at, self.epoch);
                     self.deaths += 1;
@@ -206,6 +227,7 @@ impl Index {
             }
             self.settle(stretch);
         }
+        self.sums[lane.worker][lane.bank][tier] = Some(sums);
         self.slots[lane.worker].held[lane.bank] -= gone;
         self.count(self.entries - gone);
         self.tidy();
@@ -222,6 +244,7 @@ impl Index {
         }
         let room = self.entries_max - self.entries;
         let mut added = 0;
+        let mut sums = self.sums[lane.worker][lane.bank][tier].take().unwrap_or_default();
         for batch in hashes.chunks(BATCH) {
             self.make_ready(batch);
             let mut stretch = Stretch::default();
@@ -230,6 +253,9 @@ impl Index {
                 let from = found.map_or(0, |(_, id)| id);
                 let step = self.step(&mut stretch, from, lane, tier, true);
                 added += usize::from(step.counted);
+                if step.to != from {
+                    sums.add(SequenceHash(key(*hash)));
+                }
                 match found {
                     Some((at, 0)) => self.table.revive(at, step.to),
                     Some((at, from)) if from != step.to => self.table.set(at, step.to),
@@ -251,6 +277,7 @@ impl Index {
                 break;
             }
         }
+        self.sums[lane.worker][lane.bank][tier] = Some(sums);
         self.slots[lane.worker].held[lane.bank] += added;
         if added > room {
             self.entries += added;
@@ -304,6 +331,7 @@ impl Index {
     }
 
     fn wipe(&mut self, place: usize, bank: usize) {
+        self.sums[place][bank] = Default::default();
         let held = std::mem::take(&mut self.slots[place].held[bank]);
         if held > 0 {
             self.sets.wipe(Lane { worker: place, bank });

@@ -1,14 +1,17 @@
-//! How busy one worker is: what its sidecar reported last, plus what this balancer sent since then.
+//! How busy one worker is: the requests this balancer sent there, exactly, and what its sidecar's last report counts beyond them.
 //!
-//! A report says nothing of requests still on their way to the sidecar, so each routed request is booked until a later
-//! report covers it; and it still counts requests that this balancer has seen begin or end since, so these are taken off until a
-//! later report leaves them out. A worker is at least as busy as the requests this balancer waits for: their sum is a floor.
+//! A report and this balancer's own sends and answers cross each other on the way. A report is taken to know all that is known here;
+//! where it does not yet, the change that it misses makes the sidecar send another within its shortest pause (50 ms by default), so such
+//! an error does not last. Reports count a request whole until its first byte. How far its prefill has come is told by the worker's
+//! events: the blocks of its own chain that are held by now are taken off.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
-/// What happened this long before a report arrived is counted in that report.
-const ON_ITS_WAY: Duration = Duration::from_millis(10);
+use fovea_kv::SequenceHash;
+
+/// Waiting bookings whose progress is followed, the oldest first: an engine computes prompts nearly in order of arrival.
+const FOLLOWED_MAX: usize = 64;
 
 /// A sidecar's account of one worker, all balancers' requests together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,48 +29,48 @@ pub struct Report {
 /// What one routed request costs its worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Charge {
-    /// Prompt tokens expected to be computed.
+    /// Prompt tokens expected to be computed: what its sidecar counts for it, too.
     pub prefill_tokens: u64,
     /// Length of the whole prompt.
     pub prompt_tokens: u64,
+    /// What encoding its images takes, in prefill tokens. Sidecars do not count it.
+    pub encode_tokens: u64,
+    /// Tokens per block of the chain booked with it; 0 = its progress is not told.
+    pub block_tokens: u32,
 }
 
 /// Names one booking of one worker; never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BookingId(u64);
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Booking {
     charge: Charge,
-    sent_at: Instant,
-    /// As what the last report counted it; `None` = not yet.
-    reported: Option<Stage>,
+    chain: Arc<[SequenceHash]>,
+    /// Leading blocks of the chain that the worker held when it was measured last.
+    held_blocks: u32,
     /// Its first response byte was seen.
     started: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Waiting,
-    Running,
-}
-
-/// What the last report still counts though it is over.
-#[derive(Clone, Copy, Debug)]
-struct Over {
-    at: Instant,
-    prefill_tokens: u64,
-    decode_tokens: u64,
+impl Booking {
+    /// Work before its first output. A request's last block is not full, or computed again: something is always left of a prefill.
+    fn left_tokens(&self) -> u64 {
+        let Charge { prefill_tokens, prompt_tokens, encode_tokens, block_tokens } = self.charge;
+        let held = u64::from(self.held_blocks) * u64::from(block_tokens);
+        let left = prompt_tokens.saturating_sub(held).max(1).min(prefill_tokens);
+        // Images lie anywhere in the part that is computed.
+        left + (encode_tokens * left).checked_div(prefill_tokens).unwrap_or(encode_tokens)
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sums {
+    /// Of waiting requests: what is left …
+    left_waiting: u64,
+    /// … and what their sidecar counts.
     prefill_waiting: u64,
-    prefill_unreported: u64,
     decode_running: u64,
-    /// Of the report, over by now.
-    prefill_over: u64,
-    decode_over: u64,
 }
 
 /// The load of one worker as this balancer sees it.
@@ -75,68 +78,72 @@ struct Sums {
 pub struct WorkerLoad {
     report: Report,
     bookings: BTreeMap<BookingId, Booking>,
-    /// Since the last report; as many as requests end between two of them.
-    over: Vec<Over>,
     next: u64,
     sums: Sums,
+    /// Of the last report, beyond this balancer's requests of that moment.
+    others_prefill: u64,
+    others_decode: u64,
 }
 
 impl WorkerLoad {
     /// Takes the place of the report before.
-    pub fn report(&mut self, report: Report, now: Instant) {
+    pub fn report(&mut self, report: Report) {
         self.report = report;
-        let is_told = |at: Instant| now.saturating_duration_since(at) >= ON_ITS_WAY;
-        for booking in self.bookings.values_mut().filter(|booking| is_told(booking.sent_at)) {
-            booking.reported = Some(if booking.started { Stage::Running } else { Stage::Waiting });
-        }
-        self.over.retain(|over| !is_told(over.at));
-        self.add_up();
+        self.others_prefill = report.prefill_tokens.saturating_sub(self.sums.prefill_waiting);
+        self.others_decode = report.decode_tokens.saturating_sub(self.sums.decode_running);
     }
 
     /// Books a request that is about to be sent. Every booking must be given back to [`Self::release`].
-    pub fn book(&mut self, charge: Charge, now: Instant) -> BookingId {
+    /// `chain`: of its prompt, as far as known; its prefill shows in the worker's events.
+    pub fn book(&mut self, charge: Charge, chain: Arc<[SequenceHash]>) -> BookingId {
         let id = BookingId(self.next);
         self.next += 1;
-        self.bookings.insert(id, Booking { charge, sent_at: now, reported: None, started: false });
+        self.bookings.insert(id, Booking { charge, chain, held_blocks: 0, started: false });
         self.add_up();
         id
     }
 
-    /// The request's first response byte came: its prefill is done.
-    pub fn started(&mut self, id: BookingId, now: Instant) {
-        if let Some(booking) = self.bookings.get_mut(&id)
-            && !std::mem::replace(&mut booking.started, true)
-            && booking.reported == Some(Stage::Waiting)
-        {
-            self.over.push(Over { at: now, prefill_tokens: booking.charge.prefill_tokens, decode_tokens: 0 });
+    /// The worker's events were applied: `held` tells how many leading blocks of a chain it holds now, given how many it held before.
+    /// It is called for the oldest waiting requests, at most [`FOLLOWED_MAX`] times.
+    pub fn measure(&mut self, mut held: impl FnMut(&[SequenceHash], u32) -> u32) {
+        let is_followed =
+            |booking: &&mut Booking| !booking.started && booking.charge.block_tokens > 0 && !booking.chain.is_empty();
+        let mut moved = false;
+        for booking in self.bookings.values_mut().filter(is_followed).take(FOLLOWED_MAX) {
+            let before = booking.held_blocks;
+            booking.held_blocks = held(&booking.chain, before);
+            moved |= booking.held_blocks != before;
         }
+        if moved {
+            self.add_up();
+        }
+    }
+
+    /// The request's first response byte came: its prefill is done. Returns the chain it was booked with and the tokens of its blocks,
+    /// the first time.
+    pub fn started(&mut self, id: BookingId) -> Option<(Arc<[SequenceHash]>, u32)> {
+        let booking = self.bookings.get_mut(&id).filter(|booking| !booking.started)?;
+        booking.started = true;
+        let chain = std::mem::replace(&mut booking.chain, [].into());
+        let block_tokens = booking.charge.block_tokens;
         self.add_up();
+        Some((chain, block_tokens))
     }
 
     /// The request is over, however it ended. An unknown booking is ignored: its worker was replaced.
-    pub fn release(&mut self, id: BookingId, now: Instant) {
-        if let Some(Booking { charge, reported, started, .. }) = self.bookings.remove(&id) {
-            let over = match (reported, started) {
-                (Some(Stage::Running), _) => Some((0, charge.prompt_tokens)),
-                (Some(Stage::Waiting), false) => Some((charge.prefill_tokens, 0)),
-                // Taken off when it started, or never counted.
-                (Some(Stage::Waiting), true) | (None, _) => None,
-            };
-            let over = over.map(|(prefill_tokens, decode_tokens)| Over { at: now, prefill_tokens, decode_tokens });
-            self.over.extend(over);
-        }
+    pub fn release(&mut self, id: BookingId) {
+        self.bookings.remove(&id);
         self.add_up();
     }
 
-    /// Prompt tokens to compute before a new request gets its turn.
+    /// Work before a new request gets its turn, in prefill tokens.
     pub fn waiting_tokens(&self) -> u64 {
-        let reported = self.report.prefill_tokens.saturating_sub(self.sums.prefill_over);
-        (reported + self.sums.prefill_unreported).max(self.sums.prefill_waiting)
+        self.others_prefill + self.sums.left_waiting
     }
 
     /// Prompt tokens of the requests that are being decoded.
     pub fn decode_tokens(&self) -> u64 {
-        self.report.decode_tokens.saturating_sub(self.sums.decode_over).max(self.sums.decode_running)
+        self.others_decode + self.sums.decode_running
     }
 
     /// Everything the worker has on its hands, in tokens.
@@ -159,15 +166,11 @@ impl WorkerLoad {
         for booking in self.bookings.values() {
             if booking.started {
                 sums.decode_running += booking.charge.prompt_tokens;
-                continue;
-            }
-            sums.prefill_waiting += booking.charge.prefill_tokens;
-            if booking.reported.is_none() {
-                sums.prefill_unreported += booking.charge.prefill_tokens;
+            } else {
+                sums.left_waiting += booking.left_tokens();
+                sums.prefill_waiting += booking.charge.prefill_tokens;
             }
         }
-        sums.prefill_over = self.over.iter().map(|over| over.prefill_tokens).sum();
-        sums.decode_over = self.over.iter().map(|over| over.decode_tokens).sum();
         self.sums = sums;
     }
 }
@@ -179,11 +182,15 @@ mod tests {
     use super::*;
 
     fn charge(tokens: u64) -> Charge {
-        Charge { prefill_tokens: tokens, prompt_tokens: 2 * tokens }
+        Charge { prefill_tokens: tokens, prompt_tokens: 2 * tokens, block_tokens: 10, encode_tokens: 0 }
     }
 
-    fn waits(prefill_tokens: u64) -> Report {
-        Report { prefill_tokens, ..Report::default() }
+    fn told(prefill_tokens: u64, decode_tokens: u64) -> Report {
+        Report { prefill_tokens, decode_tokens, ..Report::default() }
+    }
+
+    fn chain(first: u64) -> Arc<[SequenceHash]> {
+        (first..first + 20).map(SequenceHash).collect()
     }
 
     #[track_caller]
@@ -193,54 +200,89 @@ mod tests {
 
     #[test]
     fn a_request_counts_from_its_booking_to_its_release() {
-        let (mut load, now) = (WorkerLoad::default(), Instant::now());
-        let id = load.book(charge(100), now);
+        let mut load = WorkerLoad::default();
+        let id = load.book(charge(100), [].into());
         check(&load, 100, 0);
-        load.started(id, now);
+        assert!(load.started(id).is_some() && load.started(id).is_none());
         check(&load, 0, 200);
-        load.release(id, now);
+        load.release(id);
         check(&load, 0, 0);
     }
 
     #[test]
     fn a_request_that_ended_since_the_report_counts_no_more() {
-        let (mut load, now) = (WorkerLoad::default(), Instant::now());
-        let at = |millis| now + Duration::from_millis(millis);
-        let (first, second) = (load.book(charge(100), now), load.book(charge(40), now));
-        load.started(first, at(1));
+        let mut load = WorkerLoad::default();
+        let (first, second) = (load.book(charge(100), [].into()), load.book(charge(40), [].into()));
+        load.started(first);
         // Another balancer's: 7 waiting, 9 running.
-        let told = Report { prefill_tokens: 47, decode_tokens: 209, ..Report::default() };
-        load.report(told, at(20));
+        load.report(told(47, 209));
         check(&load, 47, 209);
-        load.release(first, at(21));
+        load.release(first);
         check(&load, 47, 9);
-        load.started(second, at(22));
-        check(&load, 7, 80);
-        load.release(second, at(23));
-        check(&load, 7, 9);
-        // A report that left before the end was known still counts it; the next one does not.
-        load.report(told, at(25));
-        check(&load, 7, 9);
-        load.report(Report { prefill_tokens: 7, decode_tokens: 9, ..Report::default() }, at(75));
+        load.started(second);
+        check(&load, 7, 80 + 9);
+        load.release(second);
         check(&load, 7, 9);
     }
 
     #[test]
-    fn a_later_report_replaces_the_booking() {
-        let (mut load, now) = (WorkerLoad::default(), Instant::now());
-        load.book(charge(100), now);
-        load.report(waits(30), now + Duration::from_millis(1));
+    fn a_report_and_a_booking_that_cross_are_set_right_by_the_next_report() {
+        let mut load = WorkerLoad::default();
+        let id = load.book(charge(100), [].into());
+        // It left before the request came; then the request's coming makes another.
+        load.report(told(130, 0));
+        load.report(told(30, 0));
+        check(&load, 100, 0);
+        load.report(told(130, 0));
         check(&load, 130, 0);
-        load.report(waits(130), now + Duration::from_millis(20));
+        // The same at its end.
+        load.release(id);
+        load.report(told(130, 0));
         check(&load, 130, 0);
+        load.report(told(30, 0));
+        check(&load, 30, 0);
     }
 
     #[test]
     fn own_waiting_requests_are_the_floor() {
-        let (mut load, now) = (WorkerLoad::default(), Instant::now());
-        load.book(charge(100), now);
-        load.report(waits(0), now + Duration::from_millis(20));
+        let mut load = WorkerLoad::default();
+        load.book(charge(100), [].into());
+        load.report(told(0, 0));
         check(&load, 100, 0);
+    }
+
+    #[test]
+    fn blocks_of_its_own_chain_come_off_a_waiting_request() {
+        let mut load = WorkerLoad::default();
+        // 100 of 200 tokens are to be computed: the first ten blocks are held already.
+        let (first, second) = (load.book(charge(100), chain(1)), load.book(charge(100), chain(50)));
+        let held = |depth: u32| move |chain: &[SequenceHash], _| if chain[0].0 == 1 { depth } else { 0 };
+        load.measure(held(10));
+        check(&load, 200, 0);
+        load.measure(held(13));
+        check(&load, 170, 0);
+        load.report(told(205, 0));
+        check(&load, 175, 0);
+        load.measure(held(20));
+        check(&load, 106, 0);
+        load.started(first);
+        check(&load, 105, 200);
+        load.measure(held(0));
+        check(&load, 105, 200);
+        load.release(second);
+        check(&load, 5, 200);
+    }
+
+    #[test]
+    fn encoding_goes_with_the_prefill_it_stands_in() {
+        let mut load = WorkerLoad::default();
+        load.book(Charge { encode_tokens: 60, ..charge(100) }, chain(1));
+        check(&load, 160, 0);
+        load.measure(|_, _| 15);
+        check(&load, 80, 0);
+        // No sidecar counts it.
+        load.report(told(100, 0));
+        check(&load, 80, 0);
     }
 
     #[derive(Clone, Debug)]
@@ -249,6 +291,7 @@ mod tests {
         Started(usize),
         Release(usize),
         Report(u64),
+        Measure(u32),
     }
 
     proptest! {
@@ -258,21 +301,22 @@ mod tests {
             (0..8usize).prop_map(Step::Started),
             (0..8usize).prop_map(Step::Release),
             (0..1000u64).prop_map(Step::Report),
+            (0..200u32).prop_map(Step::Measure),
         ], 0..60)) {
-            let (mut load, mut now, mut open) = (WorkerLoad::default(), Instant::now(), Vec::new());
+            let (mut load, mut open) = (WorkerLoad::default(), Vec::new());
             for step in steps {
-                now += Duration::from_millis(3);
                 match step {
-                    Step::Book(tokens) => open.push(load.book(charge(tokens), now)),
-                    Step::Started(i) => { open.get(i).into_iter().for_each(|id| load.started(*id, now)); }
-                    Step::Release(i) if i < open.len() => load.release(open.swap_remove(i), now),
+                    Step::Book(tokens) => open.push(load.book(charge(tokens), chain(1))),
+                    Step::Started(i) => { open.get(i).into_iter().for_each(|id| { load.started(*id); }); }
+                    Step::Release(i) if i < open.len() => load.release(open.swap_remove(i)),
                     Step::Release(_) => {}
-                    Step::Report(tokens) => load.report(waits(tokens), now),
+                    Step::Report(tokens) => load.report(told(tokens, 0)),
+                    Step::Measure(blocks) => load.measure(|_, _| blocks),
                 }
                 prop_assert_eq!(load.booked(), open.len());
             }
-            open.drain(..).for_each(|id| load.release(id, now));
-            load.report(Report::default(), now + ON_ITS_WAY);
+            open.drain(..).for_each(|id| load.release(id));
+            load.report(Report::default());
             prop_assert_eq!((load.booked(), load.outstanding_tokens()), (0, 0));
         }
     }

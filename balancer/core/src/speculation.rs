@@ -95,9 +95,9 @@ mod tests {
     /// A worker that was sent the chains, and the last booking.
     fn sent(chains: &[&[u64]]) -> (Speculation, BookingId, Instant) {
         let (mut load, mut speculation, now) = (WorkerLoad::default(), Speculation::default(), Instant::now());
-        let mut last = load.book(Default::default(), now);
+        let mut last = load.book(Default::default(), [].into());
         for hashes in chains {
-            last = load.book(Default::default(), now);
+            last = load.book(Default::default(), [].into());
             speculation.routed(last, chain(hashes), TTL, now);
         }
         (speculation, last, now)

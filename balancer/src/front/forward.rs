@@ -3,23 +3,18 @@
 //! **Invariant:** a client that leaves ends the engine's work at once; an answer that breaks off upstream breaks off for the client
 //! too, without a terminator.
 
-use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use fovea_balancer_core::fleet::WorkerKey;
-use pingora_core::connectors::http::Connector;
 use pingora_core::protocols::http::ServerSession;
 use pingora_core::protocols::http::client::HttpSession;
-use pingora_core::upstreams::peer::{HttpPeer, Peer as _};
 use pingora_core::{Error, ErrorType};
 use pingora_http::{RequestHeader, ResponseHeader};
 
+use super::dial::{self, Dial, Target, To};
 use crate::config::Timeouts;
 use crate::metrics::ErrorKind;
-
-/// Keeps connections that must not be taken from the pool apart from those that may.
-const FRESH: u64 = 1;
 
 /// What is sent.
 pub struct Request {
@@ -33,7 +28,7 @@ pub struct Request {
 /// An answer whose head has come.
 pub struct Upstream {
     session: HttpSession,
-    peer: HttpPeer,
+    to: To,
     head: ResponseHeader,
 }
 
@@ -53,19 +48,10 @@ pub enum Failed {
     ClientGone,
     /// Nothing of an answer has come; another worker may try.
     Upstream(ErrorKind, Box<Error>),
-}
-
-/// The address part of a sidecar's URL, as the sync listener writes it.
-pub fn address(url: &str) -> Option<SocketAddr> {
-    url.strip_prefix("http://")?.parse().ok()
-}
-
-fn peer(address: SocketAddr, timeouts: &Timeouts) -> HttpPeer {
-    let mut peer = HttpPeer::new(address, false, String::new());
-    peer.options.connection_timeout = Some(timeouts.connect);
-    peer.options.total_connection_timeout = Some(timeouts.connect);
-    peer.options.idle_timeout = Some(timeouts.client_idle);
-    peer
+    /// Engines died under this request; it is refused for so long yet.
+    Poison(Duration),
+    /// Every worker had enough for too long.
+    NoTurn,
 }
 
 /// An answer that came before the request was taken is there already, or never comes.
@@ -76,15 +62,15 @@ const REFUSAL_WAIT: Duration = Duration::from_millis(200);
 /// # Errors
 /// When the client leaves, or when no head comes.
 pub async fn exchange(
-    connector: &Connector,
+    connector: &Dial,
     client: &mut ServerSession,
-    address: SocketAddr,
+    target: Target,
     request: &Request,
     timeouts: &Timeouts,
 ) -> Result<Upstream, Failed> {
-    let mut peer = peer(address, timeouts);
+    let mut to = connector.to(target, timeouts);
     loop {
-        let connected = connector.get_http_session(&peer).await;
+        let connected = connector.open(&to).await;
         let (mut session, reused) = connected.map_err(|error| Failed::Upstream(ErrorKind::Connect, error))?;
         session.set_write_timeout(Some(timeouts.stream_idle));
         session.set_read_timeout(Some(request.head_wait));
@@ -100,12 +86,15 @@ pub async fn exchange(
             Ok(Sent { head, whole }) => {
                 session.set_read_timeout(Some(timeouts.stream_idle));
                 if !whole {
-                    peer.group_key = FRESH;
+                    to.never_pooled();
                 }
-                return Ok(Upstream { session, peer, head });
+                return Ok(Upstream { session, to, head });
             }
             Err(error) => {
                 session.shutdown().await;
+                if dial::is_refusal(&error) {
+                    return Err(Failed::Upstream(ErrorKind::Connect, error));
+                }
                 let timed_out = matches!(error.etype(), ErrorType::ReadTimedout | ErrorType::WriteTimedout);
                 if timed_out {
                     return Err(Failed::Upstream(ErrorKind::UpstreamTimeout, error));
@@ -113,7 +102,7 @@ pub async fn exchange(
                 if !reused {
                     return Err(Failed::Upstream(ErrorKind::UpstreamFailed, error));
                 }
-                peer.group_key = FRESH;
+                to.never_pooled();
             }
         }
     }
@@ -131,7 +120,8 @@ async fn send(session: &mut HttpSession, request: &Request) -> pingora_core::Res
         Err(error) => {
             // A sidecar that refuses a request says so without taking its body.
             session.set_read_timeout(Some(REFUSAL_WAIT));
-            let head = read_head(session).await.map_err(|_| error)?;
+            let head = read_head(session).await;
+            let head = head.map_err(|read| if dial::is_refusal(&read) { read } else { error })?;
             Ok(Sent { head, whole: false })
         }
     }
@@ -160,19 +150,20 @@ async fn read_head(session: &mut HttpSession) -> pingora_core::Result<ResponseHe
 pub enum Relayed {
     Whole,
     ClientGone,
-    UpstreamBroke,
+    /// … so long after its last piece.
+    UpstreamBroke(Duration),
 }
 
-/// Passes the answer on, piece by piece; `first_byte` is called when the first piece of its body has come.
+/// Passes the answer on, piece by piece; `piece_came` sees each piece of its body as it comes.
 pub async fn relay(
-    connector: &Connector,
+    connector: &Dial,
     client: &mut ServerSession,
     mut upstream: Upstream,
     head: ResponseHeader,
-    first_byte: impl FnOnce(),
+    mut piece_came: impl FnMut(&[u8]),
 ) -> Relayed {
     let session = &mut upstream.session;
-    let mut first_byte = Some(first_byte);
+    let mut last = Instant::now();
     let mut end = match client.write_response_header(Box::new(head)).await {
         Ok(()) => None,
         Err(_) => Some(Relayed::ClientGone),
@@ -188,9 +179,8 @@ pub async fn relay(
         };
         match piece {
             Ok(Some(piece)) => {
-                if let Some(first_byte) = first_byte.take() {
-                    first_byte();
-                }
+                last = Instant::now();
+                piece_came(&piece);
                 if client.write_response_body(piece, false).await.is_err() {
                     end = Some(Relayed::ClientGone);
                 }
@@ -198,7 +188,7 @@ pub async fn relay(
             Ok(None) => break,
             Err(error) => {
                 tracing::debug!(%error, "answer broke off");
-                end = Some(Relayed::UpstreamBroke);
+                end = Some(Relayed::UpstreamBroke(last.elapsed()));
             }
         }
     }
@@ -209,28 +199,12 @@ pub async fn relay(
         session.shutdown().await;
         return end;
     }
-    let Upstream { session, peer, .. } = upstream;
-    if peer.group_key != FRESH {
-        let idle = peer.get_peer_options().and_then(|options| options.idle_timeout);
-        connector.release_http_session(session, &peer, idle).await;
-    }
+    let Upstream { session, to, .. } = upstream;
+    connector.release(session, &to).await;
     Relayed::Whole
 }
 
 /// A try that came to nothing, for the log.
 pub fn log_failure(worker: &str, key: WorkerKey, error: &Error) {
     tracing::warn!(worker, key = key.0, %error, "worker did not answer");
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_http_and_an_address_is_an_upstream() {
-        assert_eq!(address("http://127.0.0.1:80"), Some(([127, 0, 0, 1], 80).into()));
-        for url in ["https://127.0.0.1:80", "http://host:80", "127.0.0.1:80", "http://127.0.0.1:80/x"] {
-            assert_eq!(address(url), None);
-        }
-    }
 }

@@ -1,14 +1,17 @@
 //! Which headers cross the balancer, both ways.
 //!
-//! **Invariant:** hop-by-hop headers, those that `Connection` names, and all `x-fovea-*` of a client end here.
+//! **Invariant:** hop-by-hop headers, those that `Connection` names, all `x-fovea-*` and headers that name an upstream end here.
 
 use fovea_gossip::preamble;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use pingora_http::{RequestHeader, ResponseHeader};
 
+use crate::tenants::KEY_HEADERS;
+
 /// Names a request in logs of every hop.
 pub const REQUEST_ID: &str = "x-request-id";
-const OURS: &str = "x-fovea-";
+/// Ours, and those by which others name an engine to send a request to: a client must not choose an upstream.
+const INTERNAL: [&str; 4] = ["x-fovea-", "x-prefiller-", "x-data-parallel-", "x-gateway-destination-"];
 /// Longest client-made request id that is kept, in bytes.
 const REQUEST_ID_MAX: usize = 128;
 
@@ -27,6 +30,17 @@ fn is_hop_by_hop(name: &HeaderName) -> bool {
     NAMES.contains(&name.as_str())
 }
 
+/// Is a body's framing named once, as chunks or not at all? The HTTP layer takes `chunked, chunked` for one coding; a proxy before us may not.
+pub fn has_one_framing(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
+    let first = codings.next().is_none_or(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"));
+    first && codings.next().is_none()
+}
+
+fn is_internal(name: &HeaderName) -> bool {
+    INTERNAL.iter().any(|prefix| name.as_str().starts_with(prefix))
+}
+
 /// Headers that cross to the next hop, in their order.
 fn crossing(headers: &HeaderMap) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> {
     let named: Vec<String> = headers
@@ -37,7 +51,7 @@ fn crossing(headers: &HeaderMap) -> impl Iterator<Item = (&HeaderName, &HeaderVa
         .map(|name| name.trim().to_ascii_lowercase())
         .collect();
     headers.iter().filter(move |(name, _)| {
-        !is_hop_by_hop(name) && !name.as_str().starts_with(OURS) && !named.iter().any(|hop| hop == name.as_str())
+        !is_hop_by_hop(name) && !is_internal(name) && !named.iter().any(|hop| hop == name.as_str())
     })
 }
 
@@ -48,9 +62,13 @@ pub struct Outgoing<'a> {
     pub authority: &'a str,
     pub request_id: &'a str,
     pub content_bytes: usize,
-    /// Of these, the preamble.
+    /// Of these, the preamble; 0 = an engine without a sidecar, which is told nothing of ours.
     pub preamble_bytes: usize,
     pub key: Option<&'a HeaderValue>,
+    /// API keys of clients end here.
+    pub keys_stop: bool,
+    /// `Authorization` for the engine.
+    pub engine_key: Option<&'a HeaderValue>,
 }
 
 /// The head of the request to a sidecar.
@@ -61,14 +79,20 @@ pub fn to_sidecar(client: &HeaderMap, out: &Outgoing) -> pingora_core::Result<Re
     let mut head = RequestHeader::build("POST", out.path.as_bytes(), Some(client.len() + 4))?;
     for (name, value) in crossing(client) {
         let replaced = [header::HOST, header::CONTENT_LENGTH, header::EXPECT];
-        if !replaced.contains(name) && name.as_str() != REQUEST_ID {
+        let stops = out.keys_stop && KEY_HEADERS.contains(name);
+        if !replaced.contains(name) && name.as_str() != REQUEST_ID && !stops {
             head.append_header(name.clone(), value.clone())?;
         }
     }
     head.insert_header(header::HOST, out.authority)?;
     head.insert_header(header::CONTENT_LENGTH, out.content_bytes.to_string())?;
     head.insert_header(REQUEST_ID, out.request_id)?;
-    head.insert_header(preamble::HEADER, out.preamble_bytes.to_string())?;
+    if out.preamble_bytes > 0 {
+        head.insert_header(preamble::HEADER, out.preamble_bytes.to_string())?;
+    }
+    if let Some(key) = out.engine_key {
+        head.insert_header(header::AUTHORIZATION, key.clone())?;
+    }
     if let Some(key) = out.key {
         head.insert_header(preamble::KEY_HEADER, key.clone())?;
     }
@@ -113,6 +137,8 @@ mod tests {
             content_bytes: 9,
             preamble_bytes,
             key: None,
+            keys_stop: false,
+            engine_key: None,
         }
     }
 
@@ -125,6 +151,9 @@ mod tests {
             ("expect", "100-continue"),
             ("x-fovea-preamble", "7"),
             ("x-fovea-worker", "w"),
+            ("x-prefiller-host-port", "10.0.0.1:80"),
+            ("x-gateway-destination-endpoint", "10.0.0.1:80"),
+            ("x-data-parallel-rank", "1"),
             ("content-length", "5"),
             ("host", "public"),
             ("authorization", "Bearer t"),
@@ -141,6 +170,19 @@ mod tests {
             "x-request-id=r1",
         ];
         assert_eq!(names, expect);
+        let plain = to_sidecar(&client, &outgoing(0)).unwrap();
+        assert!(plain.headers.keys().all(|name| !is_internal(name)), "an engine without a sidecar");
+    }
+
+    #[test]
+    fn keys_of_clients_end_here_where_they_were_checked() {
+        let client = map(&[("authorization", "Bearer client"), ("api-key", "client"), ("x-api-key", "client")]);
+        let engine = HeaderValue::from_static("Bearer engine");
+        let sent = |engine_key| {
+            let head = to_sidecar(&client, &Outgoing { keys_stop: true, engine_key, ..outgoing(4) }).unwrap();
+            KEY_HEADERS.iter().flat_map(|name| head.headers.get_all(name)).cloned().collect::<Vec<_>>()
+        };
+        assert_eq!((sent(None), sent(Some(&engine))), (Vec::new(), vec![engine.clone()]));
     }
 
     #[test]
@@ -154,6 +196,19 @@ mod tests {
         };
         assert_eq!(names(false, false), "transfer-encoding");
         assert_eq!((names(true, false), names(false, true)), (String::new(), String::new()));
+    }
+
+    #[test]
+    fn chunks_are_named_once() {
+        let fine = |codings: &[&'static str]| {
+            has_one_framing(
+                &codings.iter().map(|coding| (header::TRANSFER_ENCODING, HeaderValue::from_static(coding))).collect(),
+            )
+        };
+        assert!(fine(&[]) && fine(&["chunked"]) && fine(&["Chunked"]));
+        for codings in [&["chunked, chunked"][..], &["chunked", "chunked"], &["gzip, chunked"], &["identity"], &[""]] {
+            assert!(!fine(codings), "{codings:?}");
+        }
     }
 
     #[test]

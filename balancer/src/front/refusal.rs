@@ -14,11 +14,15 @@ pub struct Refusal {
     pub param: Option<&'static str>,
     /// Tells the client to come again.
     pub retry_after: Option<Duration>,
+    /// In place of the kind's own.
+    pub status: Option<u16>,
+    /// Further headers of the answer.
+    pub headers: Vec<(&'static str, String)>,
 }
 
 impl Refusal {
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), param: None, retry_after: None }
+        Self { kind, message: message.into(), param: None, retry_after: None, status: None, headers: Vec::new() }
     }
 
     pub fn unknown_model(model: &str) -> Self {
@@ -31,17 +35,31 @@ impl Refusal {
         Self { retry_after: Some(Duration::from_secs(1 + turn % 5)), ..Self::new(kind, message) }
     }
 
+    /// Engines died under this request; it is refused for `left` yet.
+    pub fn poison(left: Duration) -> Self {
+        let seconds = left.as_secs().max(1);
+        let message =
+            format!("two engines failed while they computed this request: it is not passed on again for {seconds} s");
+        Self::new(ErrorKind::Poison, message)
+    }
+
     pub fn status(&self) -> u16 {
+        if let Some(status) = self.status {
+            return status;
+        }
         match self.kind {
             ErrorKind::BadRequest | ErrorKind::Media => 400,
+            ErrorKind::Unauthorized => 401,
+            ErrorKind::RequestRate | ErrorKind::TokenRate | ErrorKind::Concurrency => 429,
             ErrorKind::NotFound | ErrorKind::UnknownModel => 404,
             ErrorKind::MethodNotAllowed => 405,
             ErrorKind::BodyTimeout => 408,
             ErrorKind::BodyTooLarge => 413,
+            ErrorKind::Poison => 422,
             ErrorKind::ClientGone => 499,
             ErrorKind::Internal => 500,
             ErrorKind::Connect | ErrorKind::UpstreamFailed | ErrorKind::UpstreamBroke => 502,
-            ErrorKind::BodyBudget | ErrorKind::Busy | ErrorKind::NoWorker => 503,
+            ErrorKind::BodyBudget | ErrorKind::Busy | ErrorKind::NoWorker | ErrorKind::Saturated => 503,
             ErrorKind::UpstreamTimeout => 504,
         }
     }
@@ -50,6 +68,9 @@ impl Refusal {
     pub fn body(&self) -> Vec<u8> {
         let kind = match self.status() {
             404 => "not_found_error",
+            // The API names the limit here.
+            429 if self.kind == ErrorKind::TokenRate => "tokens",
+            429 => "requests",
             400..500 => "invalid_request_error",
             503 => "service_unavailable_error",
             _ => "server_error",
@@ -57,8 +78,11 @@ impl Refusal {
         let code = match self.kind {
             ErrorKind::UnknownModel => "model_not_found",
             ErrorKind::BodyTooLarge => "body_too_large",
+            ErrorKind::Unauthorized => "invalid_api_key",
+            ErrorKind::RequestRate | ErrorKind::TokenRate | ErrorKind::Concurrency => "rate_limit_exceeded",
             ErrorKind::NoWorker => "no_worker",
-            ErrorKind::BodyBudget | ErrorKind::Busy => "overloaded",
+            ErrorKind::BodyBudget | ErrorKind::Busy | ErrorKind::Saturated => "overloaded",
+            ErrorKind::Poison => "poison",
             ErrorKind::BodyTimeout | ErrorKind::UpstreamTimeout => "timeout",
             ErrorKind::NotFound => "not_found",
             ErrorKind::MethodNotAllowed => "method_not_allowed",

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use fovea_balancer_core::fleet::Served;
 use http::header;
 use pingora_core::protocols::http::ServerSession;
 use pingora_http::ResponseHeader;
@@ -12,6 +11,7 @@ use super::End;
 use super::headers::{self, REQUEST_ID};
 use super::plan::Told;
 use super::refusal::Refusal;
+use super::truth;
 use crate::metrics::Outcome;
 use crate::workers::{Route, Workers};
 
@@ -52,7 +52,9 @@ fn mode(outcome: Outcome) -> &'static str {
 
 /// Answers with a refusal. A client that still sends its body is read for a moment, then cut off.
 pub async fn refuse(client: &mut ServerSession, refusal: &Refusal, request_id: &str) -> End {
-    let end = json(client, refusal.status(), refusal.body(), request_id, refusal.retry_after).await;
+    let after = refusal.retry_after.map(|after| (header::RETRY_AFTER.as_str(), after.as_secs().to_string()));
+    let headers = after.iter().chain(&refusal.headers);
+    let end = answer(client, refusal.status(), refusal.body(), request_id, headers).await;
     if client.is_body_done() {
         return end;
     }
@@ -62,12 +64,16 @@ pub async fn refuse(client: &mut ServerSession, refusal: &Refusal, request_id: &
 }
 
 /// Answers with a JSON text.
-pub async fn json(
+pub async fn json(client: &mut ServerSession, body: Vec<u8>, request_id: &str) -> End {
+    answer(client, 200, body, request_id, [].into_iter()).await
+}
+
+async fn answer<'h>(
     client: &mut ServerSession,
     status: u16,
     body: Vec<u8>,
     request_id: &str,
-    retry_after: Option<Duration>,
+    mut headers: impl Iterator<Item = &'h (&'static str, String)>,
 ) -> End {
     let bodiless = client.req_header().method == http::Method::HEAD;
     let written = async {
@@ -75,9 +81,7 @@ pub async fn json(
         head.insert_header(header::CONTENT_TYPE, "application/json")?;
         head.insert_header(header::CONTENT_LENGTH, body.len().to_string())?;
         head.insert_header(REQUEST_ID, request_id)?;
-        if let Some(after) = retry_after {
-            head.insert_header(header::RETRY_AFTER, after.as_secs().to_string())?;
-        }
+        headers.try_for_each(|(name, value)| head.insert_header(*name, value))?;
         client.write_response_header(Box::new(head)).await?;
         let body = if bodiless { Bytes::new() } else { Bytes::from(body) };
         client.write_response_body(body, true).await
@@ -91,19 +95,10 @@ pub async fn json(
     }
 }
 
-/// The body of `GET /v1/models`, with the fields of vLLM's answer that its own clients read.
+/// The body of `GET /v1/models`: what can be served at this moment. A model that is declared and has no worker is left out, because
+/// clients take the list for models that answer.
 pub fn models(workers: &Workers) -> Vec<u8> {
     let mut models = Vec::new();
-    workers.each_name(Instant::now(), |name, served, about| {
-        let engine = &about.pool.facts.engine;
-        let (root, parent) = match served {
-            Served::Base => (engine.engine_model.as_str(), None),
-            Served::Lora => (name, about.served_names.first()),
-        };
-        models.push(serde_json::json!({
-            "id": name, "object": "model", "created": 0, "owned_by": "fovea", "root": root, "parent": parent,
-            "max_model_len": Some(engine.max_model_len).filter(|tokens| *tokens > 0),
-        }));
-    });
+    workers.each_name(Instant::now(), |name, served, about| models.push(truth::entry(name, served, about)));
     serde_json::json!({"object": "list", "data": models}).to_string().into_bytes()
 }

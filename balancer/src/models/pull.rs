@@ -11,7 +11,7 @@ use fovea_service::snake_case_labels;
 use http::{HeaderValue, Request, StatusCode};
 use http_body_util::{BodyExt, Empty, LengthLimitError, Limited};
 use hyper::body::Body as _;
-use hyper_util::client::legacy::{Client, Error as ClientError, connect::HttpConnector};
+use hyper_util::client::legacy::{Client, Error as ClientError};
 use hyper_util::rt::TokioExecutor;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::agenda::{Agenda, Seen};
 use super::{Models, Source};
 use crate::prepare::{ClientUuid, LoadError, Preparer};
+use crate::secure::{Access, SidecarConnector};
 use crate::workers::Workers;
 
 /// Workers are looked at this often.
@@ -125,7 +126,7 @@ pub struct Puller {
     models: Arc<Models>,
     workers: Arc<Workers>,
     metrics: PullMetrics,
-    client: Client<HttpConnector, Empty<Bytes>>,
+    client: Client<SidecarConnector, Empty<Bytes>>,
     /// Proves this balancer to sidecars.
     key: Option<HeaderValue>,
     agenda: Agenda,
@@ -137,11 +138,11 @@ impl Puller {
         models: Arc<Models>,
         workers: Arc<Workers>,
         metrics: PullMetrics,
-        key: Option<HeaderValue>,
+        access: Access,
         connect: Duration,
     ) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(connect));
+        let Access { key, tls } = access;
+        let connector = SidecarConnector { tls, limit: connect };
         // Pulls are rare: no connection is kept.
         let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector);
         Self { models, workers, metrics, client, key, agenda: Agenda::default() }
@@ -164,6 +165,9 @@ impl Puller {
         self.workers.each(now, |worker, state| {
             let (about, takes_requests) = (&worker.about, state.takes_requests());
             let source = Source::new(&about.served_names, &about.pool.facts.engine);
+            if about.pool.facts.is_plain {
+                return;
+            }
             seen.push(Seen { source, url: Arc::clone(&about.url), takes_requests });
         });
         seen.retain(|worker| self.models.wants(&worker.source));

@@ -42,6 +42,14 @@ impl Target<'_> {
         self.engine.kind == EngineKind::Vllm
     }
 
+    /// What we call a media item with this content: where we name it to the engine, a tenant's own name.
+    pub(super) fn named(&self, content: MediaId) -> MediaId {
+        match self.isolation {
+            Some(isolation) if self.sets_identities() => isolation.media_id(content),
+            _ => content,
+        }
+    }
+
     /// How the engine keys an item: `own` = the identity that follows from the request alone (vLLM).
     pub(super) fn keyed(
         &self,
@@ -72,7 +80,7 @@ impl Target<'_> {
 
     /// Why the blocks of this request cannot be told from others', if so.
     pub(super) fn blurred(&self, common: &Common<'_>) -> Option<&'static str> {
-        let salted = common.cache_salt.as_deref().is_some_and(|salt| !salt.is_empty());
+        let salted = self.isolation.is_some() || common.cache_salt.as_deref().is_some_and(|salt| !salt.is_empty());
         match self.engine.kind {
             EngineKind::Vllm => None,
             // No event of any version names them.
@@ -96,7 +104,11 @@ impl Target<'_> {
 
     /// Where the chains of this request start.
     pub(super) fn root(&self, common: &Common<'_>) -> SequenceHash {
-        root(self.lora, common.cache_salt.as_deref().unwrap_or_default())
+        let client = common.cache_salt.as_deref().unwrap_or_default();
+        match self.isolation {
+            None => root(self.lora, client),
+            Some(isolation) => root(self.lora, &isolation.salt(client)),
+        }
     }
 
     /// Turns what is told of a prompt into what the engine hashes.

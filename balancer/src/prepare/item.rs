@@ -128,12 +128,14 @@ impl Chat<'_> {
     ) -> Item {
         let sets = self.target.sets_identities();
         let under = |uuid: &str| vllm_item_id(Source::Uuid(uuid), options, &self.target.engine.engine_model);
+        let named = self.target.named(facts.content);
         let (naming, own) = match (self.model.client_uuid, &part.uuid) {
             (ClientUuid::Keep, Some(uuid)) if sets => (Naming::Client(uuid), under(uuid)),
-            (ClientUuid::Replace, _) if sets && facts.travels => (Naming::Ours, under(&facts.content.to_string())),
+            (ClientUuid::Replace, _) if sets && facts.travels => (Naming::Ours, under(&named.to_string())),
             _ => (Naming::Engine, facts.unnamed),
         };
-        let key = content_key(&facts.content.0, naming, self.lora(), &self.all_options(part));
+        let content = if matches!(naming, Naming::Ours) { named } else { facts.content };
+        let key = content_key(&content.0, naming, self.lora(), &self.all_options(part));
         let mut keyed = self.target.keyed(Some(&key), odd.map_or(Ok(own), Err));
         let size = self.size(&facts.header);
         let (shape, fault) = self.shape(part, size, odd);
@@ -144,7 +146,7 @@ impl Chat<'_> {
         Item {
             key: Some(key),
             affinity: Some(if sets && odd.is_none() { own.0 } else { key.0 }),
-            set: (sets && facts.travels && self.model.client_uuid == ClientUuid::Replace).then_some(facts.content),
+            set: (sets && facts.travels && self.model.client_uuid == ClientUuid::Replace).then_some(named),
             size,
             shape,
             keyed,
@@ -213,6 +215,7 @@ impl Chat<'_> {
             Ok(Found::Bytes { bytes, travels }) => {
                 let content = MediaId(*blake3::hash(&bytes).as_bytes());
                 let named = self.target.sets_identities() && travels && self.model.client_uuid == ClientUuid::Replace;
+                let content = if named { self.target.named(content) } else { content };
                 let naming = if named { Naming::Ours } else { Naming::Engine };
                 let key = Some(content_key(&content.0, naming, self.lora(), &self.all_options(part)));
                 (Item { key, affinity: Some(content.0), set: named.then_some(content), ..item }, Some(bytes))

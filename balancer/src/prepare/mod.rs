@@ -10,6 +10,7 @@ mod error;
 mod files;
 mod image;
 mod inline;
+mod isolation;
 mod item;
 mod key;
 mod learnt;
@@ -33,12 +34,16 @@ use xxhash_rust::xxh3::xxh3_64;
 pub use error::{LoadError, PrepareError};
 use files::Files;
 pub use image::{MediaSource, Named};
+pub use isolation::Isolation;
 pub use learnt::{Learnt, LearntMedia, NothingLearnt};
 pub use rendering::Rendering;
 
 /// Bytes of text in one token, and tokens of a media item of which nothing is known: rough means, for guesses.
 const TEXT_BYTES_PER_TOKEN: usize = 4;
 const TOKENS_PER_MEDIA: u32 = 1024;
+
+/// Reason of a request to a model whose files are not at hand.
+const NO_MODEL: &str = "no_model_dir";
 
 /// Which part of the OpenAI API a body is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +82,11 @@ pub enum ViewKind {
 }
 
 impl ViewKind {
+    /// Nothing is known for want of the model's files.
+    pub fn lacks_model(&self) -> bool {
+        matches!(self, Self::None { reason } if *reason == NO_MODEL)
+    }
+
     /// The view reaches to the end of the prompt.
     pub fn is_whole(&self) -> bool {
         matches!(self, Self::Exact | Self::Learnt | Self::Rendered)
@@ -166,6 +176,11 @@ impl<'a> Request<'a> {
         self.common().model.as_deref().unwrap_or_default()
     }
 
+    /// As the client wrote it, for the engine's queue and ours; 0 when absent.
+    pub fn priority(&self) -> i64 {
+        self.common().priority.unwrap_or_default()
+    }
+
     /// Tokens of the prompt, by the length of its text and an estimate of its media: for the load that a prompt makes which cannot be
     /// predicted.
     pub fn guessed_tokens(&self, body_bytes: usize, guess: Guess<'_>) -> u32 {
@@ -173,6 +188,11 @@ impl<'a> Request<'a> {
         let text = body_bytes.saturating_sub(media_bytes) / TEXT_BYTES_PER_TOKEN;
         let media = self.media().iter().map(|part| guess.tokens(part)).fold(0, u32::saturating_add);
         u32::try_from(text).unwrap_or(u32::MAX).saturating_add(media.min(guess.media_max))
+    }
+
+    /// Media items in the request.
+    pub fn media_count(&self) -> usize {
+        self.media().len()
     }
 
     fn media(&self) -> &[MediaPart<'a>] {
@@ -188,6 +208,11 @@ impl<'a> Request<'a> {
         let parts = self.media().iter().enumerate().filter(|(_, part)| wanted(part.kind));
         let urls = parts.filter_map(|(place, part)| Some((place, part.kind, part.url.as_deref()?)));
         urls.filter(|(.., url)| !data_url::is_data_url(url)).collect()
+    }
+
+    /// What parts this client's cache from others'; empty = nothing.
+    pub fn cache_salt(&self) -> &str {
+        self.common().cache_salt.as_deref().unwrap_or_default()
     }
 
     /// The first thing in it that an engine must not see.
@@ -237,7 +262,20 @@ pub fn unprepared(request: &Request<'_>) -> Prepared {
     let common = request.common();
     let uuids = request.media().iter().filter_map(|part| part.uuid_cut.clone());
     let cuts = common.cuts.iter().cloned().chain(uuids).collect();
-    Prepared::unknown(common, "no_model_dir").with_edits(Vec::new(), cuts)
+    Prepared::unknown(common, NO_MODEL).with_edits(Vec::new(), cuts)
+}
+
+/// As [`unprepared`], with the tenant's salt put into the body. `None` = the body stays as it is.
+pub fn unprepared_body(
+    request: &Request<'_>,
+    isolation: Option<&Isolation>,
+    body: &[u8],
+) -> (Prepared, Option<Vec<u8>>) {
+    let (mut prepared, common) = (unprepared(request), request.common());
+    let salt = isolation.map(|isolation| isolation.salt(common.cache_salt.as_deref().unwrap_or_default()));
+    let replacements = salt.map(|salt| inline::salt(common, &salt)).into_iter().collect();
+    let body = inline::replace(body, replacements, &mut prepared.preamble);
+    (prepared, body)
 }
 
 /// What a prediction depends on besides the request and the model's files.
@@ -257,6 +295,8 @@ pub struct Target<'a> {
     pub media_trusted: bool,
     /// Predict videos by a rule that no engine was seen to follow. Else the view ends before a video.
     pub unmeasured_videos: bool,
+    /// Sets the request apart from other tenants'. `None` = it shares with all who are not set apart.
+    pub isolation: Option<&'a Isolation>,
 }
 
 /// What becomes of uuids that clients send.
@@ -324,12 +364,14 @@ impl Preparer {
     /// As [`prepare`](Self::prepare), with fetched media put into the body where the source says so. `None` = the body stays as it is.
     pub fn prepare_body(&self, request: &Request<'_>, target: Target<'_>, body: &[u8]) -> (Prepared, Option<Vec<u8>>) {
         let mut prepared = self.prepare(request, target);
-        let body = match target.media {
-            MediaSource::Fetched { files, inline: true } => {
-                inline::inline(body, request.media(), files, &mut prepared.preamble)
-            }
-            _ => None,
+        let mut replacements = match target.media {
+            MediaSource::Fetched { files, inline: true } => inline::images(request.media(), files),
+            _ => Vec::new(),
         };
+        let (common, client) = (request.common(), request.common().cache_salt.as_deref());
+        let salt = target.isolation.map(|isolation| isolation.salt(client.unwrap_or_default()));
+        replacements.extend(salt.map(|salt| inline::salt(common, &salt)));
+        let body = inline::replace(body, replacements, &mut prepared.preamble);
         (prepared, body)
     }
 

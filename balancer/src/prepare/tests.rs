@@ -32,6 +32,7 @@ fn target<'a>(engine: &'a EngineFacts, block_size: BlockSize, media: &'a MediaSo
         learnt: &NothingLearnt,
         media_trusted: true,
         unmeasured_videos: false,
+        isolation: None,
     }
 }
 
@@ -50,6 +51,7 @@ fn prepare(path: ApiPath, body: &Value, max_model_len: u32) -> Prepared {
             learnt: &NothingLearnt,
             media_trusted: true,
             unmeasured_videos: false,
+            isolation: None,
         },
     )
 }
@@ -253,5 +255,6 @@ fn an_image_of_too_many_pixels_is_named_by_its_part() {
 }
 
 mod dialects;
+mod isolation;
 mod renderings;
 mod videos;

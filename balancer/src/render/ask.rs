@@ -7,7 +7,7 @@ use bytes::Bytes;
 use fovea_gossip::preamble;
 use http::{HeaderValue, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper_util::client::legacy::{Client, connect::HttpConnector};
+use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
@@ -21,6 +21,7 @@ use super::standing::{OFF_FOR, Page, Standing};
 use super::{Entry, QUEUE_MAX, Renderer, Size, Wanted, answer};
 use crate::config::render::RenderConfig;
 use crate::prepare::Rendering;
+use crate::secure::{Access, SidecarConnector};
 use crate::workers::{Pool, PoolRef, Workers};
 
 /// Bytes of an answer: a million tokens in full. One with processed pixels in it may be longer, and is not read.
@@ -33,7 +34,7 @@ pub struct Asker {
     queue: mpsc::Receiver<Wanted>,
     workers: Arc<Workers>,
     metrics: RenderMetrics,
-    client: Client<HttpConnector, Full<Bytes>>,
+    client: Client<SidecarConnector, Full<Bytes>>,
     /// Proves this balancer to sidecars.
     key: Option<HeaderValue>,
     pace: Pace,
@@ -48,14 +49,14 @@ impl Asker {
         config: &RenderConfig,
         workers: Arc<Workers>,
         metrics: RenderMetrics,
-        key: Option<HeaderValue>,
+        access: Access,
         connect: Duration,
     ) -> Option<(Self, Renderer)> {
         if !config.enabled {
             return None;
         }
-        let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(connect));
+        let Access { key, tls } = access;
+        let connector = SidecarConnector { tls, limit: connect };
         let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector);
         let (sender, queue) = mpsc::channel(QUEUE_MAX);
         let renderer = Renderer { queue: sender, dropped: metrics.dropped.clone() };

@@ -1,10 +1,9 @@
-use fovea_balancer_core::index::WorkerIndex;
 use fovea_gossip::message::{EngineKind, HashScheme};
 
 use super::*;
 
 /// Workers of the models `names`, two each, every model a pool of its own.
-fn workers(mode: Mode, names: &[&str]) -> Arc<Workers> {
+pub(super) fn workers(mode: Mode, names: &[&str]) -> Arc<Workers> {
     let settings = choose::Settings { mode, ..choose::Settings::default() };
     let workers = Arc::new(Workers::new(Freshness::default(), settings, 1000));
     for name in names.iter().flat_map(|name| [name, name]) {
@@ -29,6 +28,8 @@ fn workers(mode: Mode, names: &[&str]) -> Arc<Workers> {
             lora_names: Vec::new().into(),
             events: true,
             draining: false,
+            by_load: false,
+            capacity_tokens: 0,
             media_trusted: true,
         };
         workers.add(about, Instant::now());
@@ -72,4 +73,67 @@ fn only_a_request_that_was_answered_is_assumed_cached() {
     drop(answered);
     let again = route(&workers, "a");
     assert_eq!((again.reused_tokens, again.confirmed_blocks), (32, 0));
+}
+
+/// One model of two workers without events.
+fn blind(mode: Mode) -> Arc<Workers> {
+    let workers = workers(mode, &["a"]);
+    let mut all = Vec::new();
+    workers.each(Instant::now(), |worker, _| all.push((worker.key, worker.about.clone())));
+    for (key, about) in all {
+        workers.describe(key, Description { events: false, ..about });
+    }
+    workers
+}
+
+fn ask(workers: &Arc<Workers>, hashes: &[u64], estimated_block_tokens: u32) -> Route {
+    let hashes: Vec<_> = hashes.iter().copied().map(SequenceHash).collect();
+    let ask = Ask { model: "a", prompt_tokens: 10_000, hashes: &hashes, estimated_block_tokens, ..Ask::default() };
+    workers.route(&pool(workers, "a"), &ask, None, Instant::now()).unwrap()
+}
+
+/// (worker, reused tokens, precise, approximate) of an answered request.
+fn serve(workers: &Arc<Workers>, hashes: &[u64], estimated_block_tokens: u32) -> (WorkerKey, u32, bool, bool) {
+    let route = ask(workers, hashes, estimated_block_tokens);
+    route.booked.started();
+    (route.booked.key, route.reused_tokens, route.precise, route.approximate)
+}
+
+#[test]
+fn turns_of_a_chat_stay_with_their_worker_where_no_events_tell() {
+    for mode in [Mode::Precise, Mode::Approximate] {
+        let workers = blind(mode);
+        let (first, ..) = serve(&workers, &[1, 2], 0);
+        assert_eq!(serve(&workers, &[1, 2, 3, 4], 0), (first, 32, false, true), "{mode:?}");
+        assert_eq!(serve(&workers, &[1, 2, 3, 4, 5], 0), (first, 64, false, true), "{mode:?}");
+    }
+}
+
+#[test]
+fn what_is_known_decides_by_what_a_request_is_routed() {
+    let seeing = workers(Mode::Precise, &["a"]);
+    assert!(serve(&seeing, &[1, 2], 0).2);
+    // Hashes that no event carries.
+    let (first, ..) = serve(&seeing, &[7, 8], 64);
+    assert_eq!(serve(&seeing, &[7, 8, 9], 64), (first, 128, false, true));
+    let nothing = serve(&blind(Mode::Precise), &[], 0);
+    assert_eq!((nothing.1, nothing.2, nothing.3), (0, false, false));
+    let by_load = serve(&blind(Mode::Load), &[1, 2], 0);
+    assert_eq!((by_load.2, by_load.3), (false, false));
+}
+
+#[test]
+fn a_worker_that_comes_back_has_nothing_and_a_failed_request_leaves_nothing() {
+    let workers = blind(Mode::Precise);
+    drop(ask(&workers, &[1, 2], 0));
+    assert_eq!(serve(&workers, &[1, 2], 0).1, 0);
+    let (key, reused, ..) = serve(&workers, &[1, 2], 0);
+    assert_eq!(reused, 32);
+    let mut about = None;
+    workers.each(Instant::now(), |worker, _| {
+        about = Some(worker.about.clone()).filter(|_| worker.key == key).or(about.take())
+    });
+    workers.remove(key);
+    workers.add(about.unwrap(), Instant::now());
+    assert_eq!(serve(&workers, &[1, 2], 0).1, 0);
 }

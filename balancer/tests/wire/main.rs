@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests: a failure is the test's")]
 
 mod front;
+mod guard;
 mod hygiene;
 mod support;
 mod sync;

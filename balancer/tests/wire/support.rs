@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use fovea_balancer::config::BalancerConfig;
 use fovea_balancer::fetch::Fetcher;
 use fovea_balancer::front::{self, Front};
+use fovea_balancer::links::Links;
 use fovea_balancer::metrics::Metrics;
 use fovea_balancer::models::Models;
 use fovea_balancer::sync;
@@ -37,6 +38,7 @@ pub async fn balancer(config: &str) -> Balancer {
     let (http_at, sync_at) = (http.local_addr().unwrap(), sync.local_addr().unwrap());
     let (mut registry, shutdown) = (Registry::default(), Shutdown::new());
     let metrics = Metrics::register(&mut registry);
+    let links = Links::load(&config, &metrics.tls).unwrap();
     let models = Models::load(&config).unwrap();
     let workers =
         Arc::new(Workers::new(config.freshness.into(), config.choose_settings(), config.limits.index_entries_max));
@@ -45,12 +47,13 @@ pub async fn balancer(config: &str) -> Balancer {
         Arc::clone(&workers),
         metrics.clone(),
         config.limits.sync_streams_max,
+        links.guard,
         shutdown.clone(),
     ));
     let fetcher = Fetcher::new(&config.media, metrics.media.clone()).unwrap();
     let token = shutdown.token();
-    let front = Front::new(config, None, Arc::clone(&workers), Arc::new(models), fetcher, metrics, token);
-    tokio::spawn(front::serve(http, Arc::new(front), shutdown.clone()));
+    let front = Front::new(config, links.access, Arc::clone(&workers), Arc::new(models), fetcher, metrics, token);
+    tokio::spawn(front::serve(http, Arc::new(front), links.clients, shutdown.clone()));
     Balancer { http: http_at, sync: sync_at, workers, shutdown, registry }
 }
 
@@ -129,6 +132,7 @@ pub fn hello(url: &str, block_size: u32) -> Hello {
         workers: vec![WorkerFacts { dp_rank: 0, block_size, capacity_blocks: 400, events: true }],
         draining: false,
         media_trusted: true,
+        encoder_fingerprint: None,
     }
 }
 

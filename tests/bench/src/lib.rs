@@ -3,3 +3,4 @@
 pub mod fleet;
 pub mod measure;
 pub mod report;
+pub mod soak;

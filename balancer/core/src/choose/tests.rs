@@ -9,6 +9,7 @@ fn candidates(rows: &[Row]) -> Vec<Candidate> {
             key: WorkerKey(key),
             affinity: key,
             overlap_blocks: [overlap; 3],
+            embedded: 0,
             waiting_tokens,
             decode_tokens,
         })
@@ -75,10 +76,29 @@ fn images_still_to_encode_are_their_own_cost() {
     let query = Query { prompt_tokens: 100, block_tokens: 16, images: &[(10, 30)], ..Query::default() };
     let cost = |overlap| {
         let mut why = Vec::new();
-        choose(&candidates(&[(1, overlap, 0, 0)]), &query, &Settings::default(), &mut why);
+        let settings = Settings { image_weight: 1.0, ..Settings::default() };
+        choose(&candidates(&[(1, overlap, 0, 0)]), &query, &settings, &mut why);
         why[0].cost
     };
     assert_eq!([cost(0), cost(2), cost(3)], [260.0, 196.0, 104.0]);
+}
+
+#[test]
+fn the_worker_whose_encoder_holds_the_image_is_preferred() {
+    // Other text stands before the image, so that no worker holds a block of the prompt.
+    let images = [(40, 300), (400, 300)];
+    let query = Query { prompt_tokens: 800, block_tokens: 16, images: &images, media: Some(3), ..Query::default() };
+    for holder in 0..4 {
+        let mut rows = candidates(&[(1, 0, 0, 0), (2, 0, 0, 0), (3, 0, 0, 0), (4, 0, 0, 0)]);
+        rows[holder].embedded = 0b10;
+        let chosen = choose(&rows, &query, &Settings::default(), &mut Vec::new()).unwrap();
+        assert_eq!((chosen.key, chosen.encode_tokens), (rows[holder].key, 30));
+        // It is worth a short wait, not a long one.
+        rows[holder].waiting_tokens = 50;
+        assert_eq!(choose(&rows, &query, &Settings::default(), &mut Vec::new()).unwrap().key, rows[holder].key);
+        rows[holder].waiting_tokens = 70;
+        assert_ne!(choose(&rows, &query, &Settings::default(), &mut Vec::new()).unwrap().key, rows[holder].key);
+    }
 }
 
 #[test]

@@ -12,6 +12,8 @@ fn about(pool: u8, names: &[&str], loras: &[&str]) -> Description<u8> {
         lora_names: owned(loras),
         events: true,
         draining: false,
+        by_load: false,
+            capacity_tokens: 0,
         media_trusted: true,
     }
 }
@@ -93,7 +95,7 @@ fn a_removed_worker_is_gone_and_its_bookings_are_void() {
     let key = fleet.add(about(1, &["m"], &[]), now);
     let booking = fleet.book(key, Charge::default(), [].into(), now).unwrap();
     assert!(fleet.remove(key).is_some());
-    fleet.release(key, booking, false, now);
+    fleet.release(key, booking, false);
     assert_eq!(fleet.resolve("m", 0, now), Resolved::Unknown);
     assert_eq!((fleet.book(key, Charge::default(), [].into(), now), fleet.pool_like(&1)), (None, None));
 }

@@ -104,6 +104,46 @@ impl View {
             .unwrap_or_else(|| self.emit(&self.walk(chain), out))
     }
 
+    /// Leading blocks of `chain` in one worker's GPU, the search begun at `guess`: two probes when it is right. `None`: the view is older
+    /// than what it led to.
+    pub fn depth_of(&self, chain: &[SequenceHash], worker: WorkerIndex, guess: u32) -> Option<u32> {
+        let length = u32::try_from(chain.len()).unwrap_or(u32::MAX);
+        let guess = guess.min(length);
+        // Held: all before `low`; not held: `high`, or the chain ends there.
+        let (mut low, mut high) = (0, length);
+        if guess > 0 && !self.is_held(chain, guess - 1, worker)? {
+            high = guess - 1;
+        } else {
+            low = guess;
+            let mut stride = 1;
+            while low < length && high == length {
+                let next = low.saturating_add(stride).min(length);
+                match self.is_held(chain, next - 1, worker)? {
+                    true => low = next,
+                    false => high = next - 1,
+                }
+                stride *= 2;
+            }
+        }
+        while low < high {
+            let middle = low.midpoint(high);
+            match self.is_held(chain, middle, worker)? {
+                true => low = middle + 1,
+                false => high = middle,
+            }
+        }
+        Some(low)
+    }
+
+    fn is_held(&self, chain: &[SequenceHash], at: u32, worker: WorkerIndex) -> Option<bool> {
+        let (word, bit) = (worker.0 as usize / 64, worker.0 % 64);
+        let id = self.get(chain, at);
+        let Some(banks) = self.banks.get(word).filter(|_| id != 0) else { return Some(false) };
+        let (record, shape) = (self.sets.words(id)?, self.sets.shape);
+        let bank = (banks >> bit & 1) as usize;
+        Some(record[shape.word(word, bank, 0)].load(Ordering::Relaxed) >> bit & 1 == 1)
+    }
+
     /// `None`: the sets change more often than there is room for.
     fn bisect<const ROOM: usize>(
         &self,

@@ -4,7 +4,8 @@
 //! a search ends at a line that no entry has passed. Entries never move: a shard that is full is copied into a larger one, and readers of the old one keep
 //! its last state. Beside each line lies a word of *tags*, a byte per entry: it settles most searches for absent blocks, in an eighth of the memory.
 //!
-//! **Invariant:** a slot is given to another hash only two epochs after its entry died, so a reader that began before notices (see the parent module).
+//! **Invariant:** a slot is given to another hash only two epochs after its entry died, so a reader that saw it living notices (see the parent
+//! module); one that saw it dead reads the key again after the id.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -97,7 +98,10 @@ impl Shards {
             {
                 fence(Ordering::Acquire);
                 let id = lines[at].ids[slot].load(Ordering::Acquire);
-                return if id & DEAD == 0 { id } else { 0 };
+                // The entry may have been dead for long, and its slot given away since its key was read. The new key was written before
+                // the new id, so it is seen by who has seen the id.
+                let is_still = lines[at].keys[slot].load(Ordering::Relaxed) == key;
+                return if is_still && id & DEAD == 0 { id } else { 0 };
             }
             if tags & PASSED == 0 {
                 return 0;
@@ -105,6 +109,16 @@ impl Shards {
             at = if at + 1 == lines.len() { 0 } else { at + 1 };
         }
         0
+    }
+
+    /// Key and id of every slot; id 0 for a free one or a dead entry.
+    #[cfg(test)]
+    pub fn slots(&self) -> impl Iterator<Item = (u64, u32)> {
+        let lines = self.0.iter().flat_map(|part| part.lines.iter());
+        lines.flat_map(|line| line.keys.iter().zip(&line.ids)).map(|(key, id)| {
+            let id = id.load(Ordering::Relaxed);
+            (key.load(Ordering::Relaxed), if id & DEAD == 0 { id } else { 0 })
+        })
     }
 
     /// False: nobody holds `key`. Reads tags alone, without a branch on them, so that independent calls overlap; true for a few of a hundred absent
@@ -411,6 +425,18 @@ impl Table {
         }
         self.shards[at].live -= killed;
         self.live -= killed;
+    }
+
+    /// Key and id of every living entry of one shard.
+    pub fn scan(&self, at: usize, mut look: impl FnMut(u64, u32)) {
+        for line in self.shards[at].lines().iter() {
+            for (key, id) in line.keys.iter().zip(&line.ids) {
+                let (key, id) = (key.load(Ordering::Relaxed), id.load(Ordering::Relaxed));
+                if key != 0 && id != 0 && id & DEAD == 0 {
+                    look(key, id);
+                }
+            }
+        }
     }
 
     /// Ids of all living entries.

@@ -11,7 +11,6 @@ pub mod case;
 pub mod encoder;
 pub mod engine;
 pub mod figures;
-pub mod history;
 pub mod media;
 pub mod plot;
 pub mod policy;

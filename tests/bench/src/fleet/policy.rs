@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use fovea_balancer_core::choose::{Candidate, Mode, Query, Settings, choose};
 use fovea_balancer_core::fleet::{Description, Fleet, Freshness, WorkerKey};
+use fovea_balancer_core::history::Recall;
 use fovea_balancer_core::index::{Index, WorkerDepth, WorkerIndex};
 use fovea_balancer_core::load::{BookingId, Charge, Report};
 use fovea_kv::Tier;
@@ -13,7 +14,6 @@ use serde::Serialize;
 
 use super::Micros;
 use super::engine::Engine;
-use super::history::History;
 use super::random::mix;
 use super::workload::Request;
 
@@ -56,6 +56,7 @@ impl Policy {
             Self::RoundRobin => Mode::RoundRobin,
             Self::Session => Mode::Session,
             Self::LeastLoaded => Mode::Load,
+            Self::Approximate => Mode::Approximate,
             _ => Mode::Precise,
         }
     }
@@ -82,7 +83,6 @@ pub struct Router {
     keys: Vec<WorkerKey>,
     index: Index,
     places: Vec<WorkerIndex>,
-    histories: Vec<History>,
     /// Prompt tokens to compute of each request, as foreseen when it was sent.
     expected: Vec<u32>,
     start: Instant,
@@ -92,7 +92,8 @@ pub struct Router {
 impl Router {
     pub fn new(policy: Policy, settings: Settings, engines: &[Engine], block_tokens: u32, requests: usize) -> Self {
         let start = Instant::now();
-        let (mut fleet, mut index) = (Fleet::new(Freshness::default()), Index::new(INDEX_ENTRIES_MAX));
+        let recall = Recall { blocks_max: INDEX_ENTRIES_MAX, ..Recall::default() };
+        let (mut fleet, mut index) = (Fleet::with_recall(Freshness::default(), recall), Index::new(INDEX_ENTRIES_MAX));
         let places: Vec<_> = engines.iter().map(|_| index.add_worker()).collect();
         let about = |(number, index): (usize, &WorkerIndex)| Description {
             pool: 0,
@@ -102,15 +103,16 @@ impl Router {
             dp_rank: 0,
             served_names: Arc::from([MODEL.to_owned()]),
             lora_names: Arc::from([]),
-            events: true,
+            events: policy != Policy::Approximate,
             draining: false,
+            by_load: false,
+            capacity_tokens: u64::from(engines[number].pool.capacity()) * u64::from(block_tokens),
             media_trusted: true,
         };
         let keys = places.iter().enumerate().map(about).map(|about| fleet.add(about, start)).collect();
-        let histories = engines.iter().map(|engine| History::new(engine.pool.capacity() as usize)).collect();
         let settings = Settings { mode: policy.mode(), ..settings };
         let expected = vec![0; requests];
-        Self { policy, settings, block_tokens, fleet, keys, index, places, histories, expected, start, turn: 0 }
+        Self { policy, settings, block_tokens, fleet, keys, index, places, expected, start, turn: 0 }
     }
 
     /// Whether anybody reads the engines' events.
@@ -152,11 +154,17 @@ impl Router {
         let worker = self.keys.iter().position(|key| *key == chosen.key).expect("the chosen worker is a candidate");
         let fresh = query.prompt_tokens - chosen.reused_tokens;
         self.expected[number] = fresh;
-        let charge = Charge { prefill_tokens: u64::from(fresh), prompt_tokens: u64::from(query.prompt_tokens) };
-        let chain = if self.reads_events() { Arc::clone(&request.chain) } else { Arc::from([]) };
-        if self.policy == Policy::Approximate {
-            self.histories[worker].sent(&request.chain, now);
-        }
+        let charge = Charge {
+            prefill_tokens: u64::from(fresh),
+            prompt_tokens: u64::from(query.prompt_tokens),
+            encode_tokens: chosen.encode_tokens,
+            block_tokens: self.block_tokens,
+        };
+        let chain = if self.reads_events() || self.policy == Policy::Approximate {
+            Arc::clone(&request.chain)
+        } else {
+            Arc::from([])
+        };
         let booking = self.fleet.book(chosen.key, charge, chain, at).expect("workers stay");
         Route { worker, booking, charge }
     }
@@ -167,18 +175,19 @@ impl Router {
             self.index.depths(&request.chain, &mut depths);
         }
         let workers = self.fleet.candidates(&0, MODEL, at);
-        let depth = |place: usize| match self.policy {
+        let depth = |place: usize, worker: &fovea_balancer_core::fleet::Worker<u8>| match self.policy {
             Policy::Fovea | Policy::TrueLoad => confirmed(&depths, self.places[place]),
-            Policy::Approximate => self.histories[place].depth(&request.chain, now),
+            Policy::Approximate => worker.history.depth(&request.chain, self.fleet.recall(), at),
             _ => 0,
         };
         let candidate = |(place, worker): (usize, &fovea_balancer_core::fleet::Worker<u8>)| {
-            let depth = depth(place);
+            let depth = depth(place, worker);
             let depth = depth.max(worker.speculation.depth(&request.chain, depth, at));
             Candidate {
                 key: worker.key,
                 affinity: mix(place as u64),
                 overlap_blocks: [depth; 3],
+                embedded: 0,
                 waiting_tokens: worker.load.waiting_tokens(),
                 decode_tokens: worker.load.decode_tokens(),
             }
@@ -191,6 +200,7 @@ impl Router {
             key: self.keys[place],
             affinity: mix(place as u64),
             overlap_blocks: [engine.depth(requests, &request.chain); 3],
+            embedded: 0,
             waiting_tokens: engine.waiting_tokens(&self.expected, requests),
             decode_tokens: engine.decode_tokens(requests),
         };
@@ -202,18 +212,21 @@ impl Router {
             self.index.apply_removed(self.places[worker], level, &changes.removed);
             self.index.apply_stored(self.places[worker], level, &changes.stored).expect("the index has room");
         }
+        let (reader, place) = (self.index.reader(), self.places[worker]);
+        self.fleet.measure(self.keys[worker], |chain, held| reader.depth_of(place, chain, held));
     }
 
-    pub fn report(&mut self, worker: usize, report: Report, now: Micros) {
-        self.fleet.report(self.keys[worker], report, self.at(now));
+    pub fn report(&mut self, worker: usize, report: Report) {
+        self.fleet.report(self.keys[worker], report);
     }
 
     pub fn started(&mut self, route: Route, now: Micros) {
-        self.fleet.started(self.keys[route.worker], route.booking, self.at(now));
+        let remember = self.policy == Policy::Approximate;
+        self.fleet.started(self.keys[route.worker], route.booking, remember, self.at(now));
     }
 
-    pub fn ended(&mut self, route: Route, now: Micros) {
-        self.fleet.release(self.keys[route.worker], route.booking, false, self.at(now));
+    pub fn ended(&mut self, route: Route) {
+        self.fleet.release(self.keys[route.worker], route.booking, false);
     }
 
     fn at(&self, now: Micros) -> Instant {

@@ -153,7 +153,7 @@ impl Simulation<'_> {
             Event::Over(number) => {
                 self.outcomes[number].over = Some(now);
                 if let Some(route) = self.routes[number].take() {
-                    self.router.ended(route, now);
+                    self.router.ended(route);
                 }
             }
             Event::Flush(worker) => {
@@ -165,7 +165,7 @@ impl Simulation<'_> {
                 let report = self.sidecars[worker].report(now);
                 self.push(now + HOP, Event::Report(worker, report));
             }
-            Event::Report(worker, report) => self.router.report(worker, report, now),
+            Event::Report(worker, report) => self.router.report(worker, report),
         }
     }
 

@@ -1,0 +1,144 @@
+//! The quarantine at work: who is suspect, and on which workers suspects are on trial.
+//!
+//! An engine *died* under a request when its sidecar says so of a broken or failed answer (it asked the engine and got no good answer),
+//! when the sidecar's connection broke before an answer and its block stream is gone too, or when an answer broke off that had been
+//! coming. Silence is no death, nor is a refused connection, nor an answer cut by a sidecar that drains.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use fovea_balancer_core::fleet::WorkerKey;
+use fovea_balancer_core::quarantine::{Fingerprint, Quarantine, Standing};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use tokio::sync::Notify;
+
+/// What the quarantine shows.
+#[derive(Clone, Debug, Default)]
+pub struct SuspectMetrics {
+    deaths: Counter,
+    refused: Counter,
+    entries: Gauge,
+}
+
+impl SuspectMetrics {
+    pub fn register(r: &mut Registry) -> Self {
+        let metrics = Self::default();
+        r.register("engine_deaths", "Requests during which their engine died", metrics.deaths.clone());
+        r.register("quarantine_refused", "Requests refused as poison", metrics.refused.clone());
+        r.register("quarantine_entries", "Suspect and poison requests remembered", metrics.entries.clone());
+        metrics
+    }
+}
+
+pub struct Suspects {
+    enabled: bool,
+    quarantine: Mutex<Quarantine>,
+    /// Workers that a suspect is on trial at.
+    trials: Mutex<BTreeSet<WorkerKey>>,
+    ended: Notify,
+    metrics: SuspectMetrics,
+}
+
+impl Suspects {
+    pub fn new(quarantine: Quarantine, enabled: bool, metrics: SuspectMetrics) -> Arc<Self> {
+        let (quarantine, trials) = (Mutex::new(quarantine), Mutex::default());
+        Arc::new(Self { enabled, quarantine, trials, ended: Notify::new(), metrics })
+    }
+
+    pub fn enabled(&self) -> bool {
+        self.enabled
+    }
+
+    pub fn standing(&self, print: Option<Fingerprint>) -> Standing {
+        let Some(print) = print else { return Standing::Clear };
+        let quarantine = lock(&self.quarantine);
+        if quarantine.is_empty() { Standing::Clear } else { quarantine.standing(print, Instant::now()) }
+    }
+
+    /// A request was refused as poison.
+    pub fn refused(&self) {
+        self.metrics.refused.inc();
+    }
+
+    /// An engine died under this request.
+    pub fn died(&self, print: Option<Fingerprint>) -> Standing {
+        self.metrics.deaths.inc();
+        let Some(print) = print else { return Standing::Clear };
+        let mut quarantine = lock(&self.quarantine);
+        let standing = quarantine.died(print, Instant::now());
+        self.metrics.entries.set(i64::try_from(quarantine.len()).unwrap_or(i64::MAX));
+        standing
+    }
+
+    /// Answered whole.
+    pub fn answered(&self, print: Option<Fingerprint>) {
+        let Some(print) = print else { return };
+        let mut quarantine = lock(&self.quarantine);
+        if !quarantine.is_empty() {
+            quarantine.answered(print);
+            quarantine.forget_old(Instant::now());
+            self.metrics.entries.set(i64::try_from(quarantine.len()).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// No suspect is on trial at this worker.
+    pub fn is_free(&self, key: WorkerKey) -> bool {
+        !lock(&self.trials).contains(&key)
+    }
+
+    /// Some suspect is on trial.
+    pub fn try_any(&self) -> bool {
+        !lock(&self.trials).is_empty()
+    }
+
+    /// Ends when a trial has ended since the future was made.
+    pub fn trial_ended(&self) -> tokio::sync::futures::Notified<'_> {
+        self.ended.notified()
+    }
+
+    /// Puts a suspect on trial at a worker; `None`: another is there.
+    pub fn begin(self: &Arc<Self>, key: WorkerKey) -> Option<Trial> {
+        lock(&self.trials).insert(key).then(|| Trial { suspects: Arc::clone(self), key })
+    }
+}
+
+/// A suspect at a worker, until this is dropped.
+pub struct Trial {
+    suspects: Arc<Suspects>,
+    key: WorkerKey,
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        lock(&self.suspects.trials).remove(&self.key);
+        self.suspects.ended.notify_waiters();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use fovea_balancer_core::quarantine::Settings;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn one_suspect_at_a_time_is_on_trial_at_a_worker() {
+        let suspects = Suspects::new(Quarantine::new(Settings::default()), true, SuspectMetrics::default());
+        let first = suspects.begin(WorkerKey(1)).unwrap();
+        let (second, other) = (suspects.begin(WorkerKey(1)), suspects.begin(WorkerKey(2)));
+        assert!(second.is_none() && other.is_some() && !suspects.is_free(WorkerKey(1)));
+        let ended = suspects.trial_ended();
+        drop(first);
+        ended.await;
+        assert!(suspects.is_free(WorkerKey(1)) && suspects.try_any());
+        drop(other);
+        assert!(!suspects.try_any());
+    }
+}

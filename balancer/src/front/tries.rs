@@ -1,0 +1,227 @@
+//! Where a planned request is tried: its place in line, a worker, and after a failure that allows it one other worker.
+//!
+//! **Invariant:** a second try is made only while no byte of an answer has been seen, and once.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use fovea_balancer_core::fleet::{State, WorkerKey};
+use fovea_balancer_core::health::Sign;
+use fovea_balancer_core::quarantine::{Fingerprint, Standing};
+use fovea_balancer_core::queue::Claim;
+use http::StatusCode;
+use pingora_core::protocols::http::ServerSession;
+
+use super::forward::{Failed, Upstream};
+use super::plan::Plan;
+use super::suspects::Trial;
+use super::{Context, Front};
+use crate::metrics::ErrorKind;
+use crate::workers::Route;
+
+/// What a sidecar adds to an answer: `died` or `draining`.
+const ENGINE: &str = "x-fovea-engine";
+/// A sidecar's block stream ends this soon after its connections.
+const GONE_WITHIN: Duration = Duration::from_millis(250);
+const GONE_PAUSE: Duration = Duration::from_millis(10);
+
+/// A request on its way to a worker.
+pub(super) struct Asked<'a> {
+    /// As it goes to a sidecar, after the preamble.
+    pub body: &'a Bytes,
+    /// `None` = there is no quarantine.
+    pub print: Option<Fingerprint>,
+}
+
+/// An answer whose head has come, and from whom.
+pub(super) struct Answered {
+    pub upstream: Upstream,
+    pub route: Route,
+    pub trial: Option<Trial>,
+}
+
+/// What a try came to, besides its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sight {
+    /// The answer goes to the client, or nobody may try again.
+    Final,
+    /// The engine did not take it.
+    Unserved,
+    /// The engine ended under it.
+    Died,
+}
+
+impl Front {
+    /// The head of an answer: from the chosen worker, or once from another when that one cannot be reached, refuses with 503 or dies.
+    pub(super) async fn answer_of_a_worker(
+        &self,
+        client: &mut ServerSession,
+        plan: &Plan,
+        asked: &Asked<'_>,
+        context: &Context,
+    ) -> Result<Answered, Failed> {
+        let mut suspect = match self.suspects.standing(asked.print) {
+            Standing::Clear => false,
+            Standing::Suspect => true,
+            Standing::Poison { left } => {
+                self.suspects.refused();
+                return Err(Failed::Poison(left));
+            }
+        };
+        let (route, trial) = self.place_while_there(client, plan, None, suspect, context).await?;
+        let avoid = route.booked.key;
+        let first = Box::pin(self.try_worker(client, plan, &route, asked.body, context)).await;
+        let sight = self.judge(avoid, &first).await;
+        // A worker that did not answer has nothing to carry from here.
+        let first = first.map(|upstream| Answered { upstream, route, trial });
+        if sight == Sight::Died {
+            suspect = self.suspects.enabled();
+            if let Standing::Poison { left } = self.suspects.died(asked.print) {
+                give_up(first).await;
+                return Err(Failed::Poison(left));
+            }
+        }
+        if sight == Sight::Final || !self.retries.spend() {
+            return first;
+        }
+        let second = match self.place_while_there(client, plan, Some(avoid), suspect, context).await {
+            Ok((route, trial)) => {
+                self.metrics.retries.inc();
+                let second = Box::pin(self.try_worker(client, plan, &route, asked.body, context)).await;
+                let sight = self.judge(route.booked.key, &second).await;
+                if sight == Sight::Died
+                    && let Standing::Poison { left } = self.suspects.died(asked.print)
+                {
+                    give_up(first).await;
+                    give_up(second.map(|upstream| Answered { upstream, route, trial })).await;
+                    return Err(Failed::Poison(left));
+                }
+                second.map(|upstream| Answered { upstream, route, trial })
+            }
+            Err(Failed::Upstream(ErrorKind::NoWorker, _) | Failed::NoTurn) => return first,
+            Err(gone) => Err(gone),
+        };
+        match (first, second) {
+            // An engine that says why it cannot serve tells the client more than a second one that says nothing.
+            (Ok(busy), Err(Failed::Upstream(..))) => Ok(busy),
+            (first, second) => {
+                give_up(first).await;
+                second
+            }
+        }
+    }
+
+    /// As [`Self::place`], until the client leaves.
+    async fn place_while_there(
+        &self,
+        client: &mut ServerSession,
+        plan: &Plan,
+        avoid: Option<WorkerKey>,
+        suspect: bool,
+        context: &Context,
+    ) -> Result<(Route, Option<Trial>), Failed> {
+        tokio::select! {
+            biased;
+            placed = self.place(plan, avoid, suspect, context) => placed,
+            _ = client.read_body_or_idle(true) => Err(Failed::ClientGone),
+        }
+    }
+
+    /// Waits in line, and books a worker that is not `avoid`; a suspect one where no other is on trial.
+    async fn place(
+        &self,
+        plan: &Plan,
+        avoid: Option<WorkerKey>,
+        suspect: bool,
+        context: &Context,
+    ) -> Result<(Route, Option<Trial>), Failed> {
+        let tenant = context.caller.as_ref().ok().map(|caller| &caller.tenant);
+        let claim = Claim {
+            priority: plan.priority,
+            tenant: tenant.map_or(0, |tenant| tenant.number),
+            tokens: plan.load_tokens().into(),
+            weight: tenant.map_or(1, |tenant| tenant.weight),
+        };
+        let _turn = self.line.turn(&plan.pool, claim).await.map_err(|_| Failed::NoTurn)?;
+        let deadline = Instant::now() + self.config.queue.wait_max;
+        loop {
+            // Made before the look, so that no end of a trial is missed.
+            let ended = self.suspects.trial_ended();
+            let free = |key| Some(key) != avoid && (!suspect || self.suspects.is_free(key));
+            match self.workers.route_among(&plan.pool, &plan.ask(), free, Instant::now()) {
+                Some(route) if !suspect => return Ok((route, None)),
+                Some(route) => {
+                    if let Some(trial) = self.suspects.begin(route.booked.key) {
+                        return Ok((route, Some(trial)));
+                    }
+                }
+                None if suspect && self.suspects.try_any() => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    tokio::time::timeout(left, ended).await.map_err(|_| Failed::NoTurn)?;
+                }
+                None => {
+                    let error = pingora_core::Error::new_str("no worker takes requests");
+                    return Err(Failed::Upstream(ErrorKind::NoWorker, error));
+                }
+            }
+        }
+    }
+
+    /// What a try tells of its worker, and whether another may follow.
+    async fn judge(&self, key: WorkerKey, tried: &Result<Upstream, Failed>) -> Sight {
+        let (sign, sight) = match tried {
+            Ok(upstream) => {
+                let head = upstream.head();
+                match (head.headers.get(ENGINE).map(http::HeaderValue::as_bytes), head.status) {
+                    (Some(b"died"), _) => (Some(Sign::Failed), Sight::Died),
+                    (Some(b"draining"), _) => (None, Sight::Unserved),
+                    (_, StatusCode::SERVICE_UNAVAILABLE) => (Some(Sign::Failed), Sight::Unserved),
+                    (_, status) if status.is_server_error() => (Some(Sign::Failed), Sight::Final),
+                    _ => (Some(Sign::Served), Sight::Final),
+                }
+            }
+            Err(Failed::Upstream(ErrorKind::Connect, _)) => (Some(Sign::Failed), Sight::Unserved),
+            Err(Failed::Upstream(ErrorKind::UpstreamFailed, _)) => {
+                let sight = if self.has_gone(key).await { Sight::Died } else { Sight::Unserved };
+                (Some(Sign::Failed), sight)
+            }
+            // Slow is not sick.
+            Err(Failed::Upstream(ErrorKind::UpstreamTimeout, _)) => (None, Sight::Final),
+            Err(Failed::Upstream(..)) => (None, Sight::Unserved),
+            Err(Failed::ClientGone | Failed::Poison(_) | Failed::NoTurn) => (None, Sight::Final),
+        };
+        if let Some(sign) = sign {
+            self.workers.note(key, sign, Instant::now());
+        }
+        sight
+    }
+
+    /// The worker's stream ends too, and it did not say before that it stops.
+    async fn has_gone(&self, key: WorkerKey) -> bool {
+        let until = Instant::now() + GONE_WITHIN;
+        while Instant::now() < until {
+            match self.workers.state(key, Instant::now()) {
+                None => return true,
+                Some(State::Draining) => return false,
+                Some(State::Up | State::Stale | State::Excluded) => tokio::time::sleep(GONE_PAUSE).await,
+            }
+        }
+        false
+    }
+
+    /// An answer that had begun broke off, `silent` after its last piece.
+    pub(super) fn broke_off(&self, key: WorkerKey, print: Option<Fingerprint>, silent: Duration) {
+        let drains = self.workers.state(key, Instant::now()) == Some(State::Draining);
+        // A silent engine is cut off at `stream_idle` by its sidecar; that is no death.
+        if !drains && silent < self.config.timeouts.stream_idle / 2 {
+            self.workers.note(key, Sign::Failed, Instant::now());
+            self.suspects.died(print);
+        }
+    }
+}
+
+async fn give_up(answered: Result<Answered, Failed>) {
+    if let Ok(answered) = answered {
+        answered.upstream.give_up().await;
+    }
+}
