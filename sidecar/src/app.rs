@@ -6,19 +6,24 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use fovea_service::admin::{self, Admin, Readiness};
-use fovea_service::config::KeyError;
 use fovea_service::shutdown::{Drained, Shutdown};
+use fovea_service::tls::reload;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::closed_loop;
 use crate::config::{Config, base_url};
 use crate::debug;
+use crate::discover::Entry;
 use crate::engine::watch::Watch;
 use crate::gossip::Gossip;
+use crate::gossip::link::Credentials;
+use crate::links::{Links, LinksError};
 use crate::metrics::Metrics;
 use crate::proxy::budget::Budget;
+use crate::proxy::drain::drain;
 use crate::proxy::forward::{Forward, Target, client};
 use crate::proxy::paths::Paths;
 use crate::proxy::prepare::Bodies;
@@ -37,7 +42,7 @@ pub enum StartError {
         source: io::Error,
     },
     #[error(transparent)]
-    Key(#[from] KeyError),
+    Links(#[from] LinksError),
     #[error("engine.url: is no base url; write one such as `http://127.0.0.1:8200`")]
     EngineUrl,
 }
@@ -52,6 +57,7 @@ pub struct App {
     shutdown: Shutdown,
     /// Ends admin port and balancer streams, after the requests.
     late: CancellationToken,
+    in_flight: TaskTracker,
 }
 
 impl App {
@@ -61,15 +67,16 @@ impl App {
     /// A port is taken, or the key file cannot be read.
     pub async fn start(config: Config, shutdown: Shutdown) -> Result<Self, StartError> {
         let config = Arc::new(config);
-        let key = config.trust.key()?;
         let target = base_url(&config.engine.url).as_ref().and_then(Target::new).ok_or(StartError::EngineUrl)?;
         let (listener, http) = bind("listen", config.listen).await?;
         let (admin_listener, admin) = bind("admin", config.admin).await?;
         let mut registry = Registry::default();
         let metrics = Metrics::register(&mut registry);
+        let Links { requests, balancers, key, watched } = Links::load(&config, &metrics.tls)?;
         let state = State::new(&config);
         let budget = Budget::new(config.limits.bodies_max.as_u64(), config.timeouts.budget);
         let engine = client(config.timeouts.connect);
+        let in_flight = TaskTracker::new();
         let shared = Arc::new(Shared {
             state: Arc::clone(&state),
             metrics: metrics.proxy.clone(),
@@ -84,18 +91,20 @@ impl App {
             key,
             model_dir: config.model.dir.clone(),
             flights: AtomicU64::new(new_epoch(0)),
+            in_flight: in_flight.clone(),
             forward: Forward {
                 client: engine.clone(),
                 target: Arc::new(target),
                 first_byte: config.timeouts.first_byte,
             },
         });
-        let app = Self { http, admin, state, config, shutdown, late: CancellationToken::new() };
-        app.shutdown.spawn(serve(listener, shared, app.config.limits.connections_max, app.shutdown.clone()));
+        let app = Self { http, admin, state, config, shutdown, late: CancellationToken::new(), in_flight };
+        app.shutdown.spawn(serve(listener, shared, requests, app.config.limits.connections_max, app.shutdown.clone()));
+        tokio::spawn(reload::watch(watched, reload::LOOK_EVERY, app.late.clone()));
         let settling = closed_loop::run(Arc::clone(&app.state), metrics.closed_loop.clone(), app.late.clone());
         tokio::spawn(settling);
         app.watch(engine, metrics.clone(), budget);
-        app.gossip(metrics);
+        app.gossip(metrics, balancers);
         app.serve_admin(admin_listener, registry);
         Ok(app)
     }
@@ -103,7 +112,7 @@ impl App {
     /// Waits for the stop, then for the requests in flight, then ends the rest.
     pub async fn run(self) {
         self.shutdown.requested().await;
-        self.state.set_draining();
+        self.state.set_stopping();
         // Streams and admin port stand while requests drain, so they are not among what is waited for.
         let drained = self.shutdown.drain(self.config.timeouts.drain).await;
         self.late.cancel();
@@ -118,9 +127,11 @@ impl App {
         self.shutdown.spawn(watch.run());
     }
 
-    fn gossip(&self, metrics: Metrics) {
+    fn gossip(&self, metrics: Metrics, credentials: Credentials) {
         let gossip = Gossip {
-            balancers: self.config.balancers.clone(),
+            balancers: self.config.balancers.iter().filter_map(|text| Entry::parse(text).ok()).collect(),
+            credentials,
+            https: self.config.tls.is_some(),
             config: self.config.gossip.clone(),
             http_port: self.http.port(),
             state: Arc::clone(&self.state),
@@ -139,7 +150,8 @@ impl App {
         };
         let admin = Admin::new(Arc::new(registry), ready)
             .route("/debug/state", move || debug::state(&debugged))
-            .route("/debug/divergences", move || closed_loop::divergences(&diverged));
+            .route("/debug/divergences", move || closed_loop::divergences(&diverged))
+            .action("/drain", drain(Arc::clone(&self.state), self.in_flight.clone(), self.config.timeouts.drain));
         tokio::spawn(admin::serve(listener, admin, self.late.clone()));
     }
 }

@@ -5,10 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fovea_gossip::message::EngineKind;
-use fovea_service::config::{ByteSize, Invalid, KeyError, Validate, human_duration, read_key};
+use fovea_service::config::{ByteSize, Invalid, KeyError, Validate, human_duration};
+use fovea_service::secret::{Secret, shared_key};
 use fovea_service::telemetry::LogConfig;
+use fovea_service::tls::config::{ClientTlsConfig, ServerTlsConfig};
 use http::Uri;
 use serde::Deserialize;
+
+use crate::discover::{BadEntry, Entry};
 
 /// What the protocol allows.
 const PREAMBLE_MAX: ByteSize = ByteSize(fovea_gossip::preamble::MAX_PREAMBLE_BYTES as u64);
@@ -25,6 +29,8 @@ pub struct Config {
     pub advertised_url: String,
     /// Block-stream addresses, `host:port`. A name is resolved again and again; each of its addresses gets a stream.
     pub balancers: Vec<String>,
+    /// Certificates of `listen`; none = plain HTTP. With `client_auth: required` whoever shows one is taken for a balancer.
+    pub tls: Option<ServerTlsConfig>,
     pub engine: EngineConfig,
     pub events: EventsConfig,
     pub model: ModelConfig,
@@ -146,6 +152,9 @@ pub struct GossipConfig {
     /// Shortest time between two load messages.
     #[serde(with = "human_duration")]
     pub load_interval: Duration,
+    /// Time between two digests of what is published.
+    #[serde(with = "human_duration")]
+    pub digest_interval: Duration,
     /// Time between two resolutions of the names in `balancers`.
     #[serde(with = "human_duration")]
     pub resolve_interval: Duration,
@@ -159,6 +168,8 @@ pub struct GossipConfig {
     pub ring_max: ByteSize,
     /// Most addresses that all names together may give.
     pub balancers_max: usize,
+    /// Certificates towards the balancers' sync ports; none = plain TCP.
+    pub tls: Option<ClientTlsConfig>,
 }
 
 /// Memory bounds of the request path.
@@ -207,8 +218,9 @@ pub struct Timeouts {
 pub struct Trust {
     /// Peers whose address is loopback. For tries on one machine: behind a proxy of a service mesh every peer is loopback.
     pub loopback: bool,
-    /// Shared key, sent by balancers in `x-fovea-key`. Empty = none.
-    pub shared_key: String,
+    /// Shared key: balancers prove it when a stream opens, and send it with requests in `x-fovea-key`. Empty = the one in the
+    /// environment variable `FOVEA_SHARED_KEY`, if any.
+    pub shared_key: Secret,
     /// File that holds the key (white space around it is cut). Wins over `shared_key`.
     pub shared_key_file: Option<PathBuf>,
     /// Clients may send embeddings (`image_embeds`, `prompt_embeds`). One of wrong sides ends the engine.
@@ -222,6 +234,7 @@ impl Default for Config {
             admin: SocketAddr::from(([127, 0, 0, 1], 8001)),
             advertised_url: String::new(),
             balancers: Vec::new(),
+            tls: None,
             engine: EngineConfig::default(),
             events: EventsConfig::default(),
             model: ModelConfig::default(),
@@ -272,11 +285,13 @@ impl Default for GossipConfig {
             heartbeat: Duration::from_millis(250),
             flush_interval: Duration::from_millis(10),
             load_interval: Duration::from_millis(50),
+            digest_interval: Duration::from_secs(2),
             resolve_interval: Duration::from_secs(3),
-            backoff_max: Duration::from_secs(2),
+            backoff_max: Duration::from_millis(800),
             write_timeout: Duration::from_secs(5),
             ring_max: ByteSize::mib(2),
             balancers_max: 16,
+            tls: None,
         }
     }
 }
@@ -306,10 +321,14 @@ impl Default for Timeouts {
     }
 }
 
-/// `http://host:port` without path: the only form of base URL that is taken.
+/// `http://host:port` without path: the only form of base URL that is taken for an engine.
 pub fn base_url(text: &str) -> Option<Uri> {
+    url_of("http", text)
+}
+
+fn url_of(scheme: &str, text: &str) -> Option<Uri> {
     let uri: Uri = text.parse().ok()?;
-    let plain = uri.scheme_str() == Some("http") && matches!(uri.path(), "" | "/") && uri.query().is_none();
+    let plain = uri.scheme_str() == Some(scheme) && matches!(uri.path(), "" | "/") && uri.query().is_none();
     (plain && uri.authority().is_some_and(|authority| !authority.as_str().contains('@'))).then_some(uri)
 }
 
@@ -320,20 +339,7 @@ impl Validate for Config {
         if base_url(&self.engine.url).is_none() {
             return invalid("engine.url", "is no base url", "write one such as `http://127.0.0.1:8200`");
         }
-        if !self.advertised_url.is_empty() && base_url(&self.advertised_url).is_none() {
-            return invalid(
-                "advertised_url",
-                "is no base url",
-                "write one such as `http://10.0.0.7:8000`, or leave it out",
-            );
-        }
-        if self.balancers.iter().any(|name| !has_port(name)) {
-            return invalid(
-                "balancers",
-                "has an entry without port",
-                "write each as `host:port`, e.g. `127.0.0.1:7400`",
-            );
-        }
+        self.validate_links()?;
         if self.events.bind && self.events.endpoint.is_empty() {
             return invalid(
                 "events.endpoint",
@@ -373,7 +379,35 @@ impl Validate for Config {
 }
 
 impl Config {
-    fn times(&self) -> [Duration; 17] {
+    /// Where balancers are, where we are, and how both are proven.
+    fn validate_links(&self) -> Result<(), Invalid> {
+        let invalid = |field: &str, problem: &str, remedy: &str| Err(Invalid::new(field, problem, remedy));
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        if !self.advertised_url.is_empty() && url_of(scheme, &self.advertised_url).is_none() {
+            let problem = format!("is no base url of {scheme}, which `tls` decides");
+            let remedy = format!("write one such as `{scheme}://10.0.0.7:8000`, or leave it out");
+            return invalid("advertised_url", &problem, &remedy);
+        }
+        match self.balancers.iter().find_map(|text| Entry::parse(text).err()) {
+            None => {}
+            Some(BadEntry::NoPort) => {
+                let remedy = "write each as `host:port`, e.g. `127.0.0.1:7400`";
+                return invalid("balancers", "has an entry without port", remedy);
+            }
+            Some(BadEntry::NoService) => {
+                let remedy = "write `kubernetes://namespace/service:port`";
+                return invalid("balancers", "has an entry that names no Kubernetes service", remedy);
+            }
+            Some(BadEntry::NoFeature) => {
+                let remedy = "build with `--features kube`, or write the name of a headless service, `host:port`";
+                return invalid("balancers", "has a Kubernetes service, which this build does not know", remedy);
+            }
+        }
+        self.tls.as_ref().map_or(Ok(()), Validate::validate).map_err(|wrong| wrong.within("tls"))?;
+        self.gossip.tls.as_ref().map_or(Ok(()), Validate::validate).map_err(|wrong| wrong.within("gossip.tls"))
+    }
+
+    fn times(&self) -> [Duration; 18] {
         let (t, g, e) = (&self.timeouts, &self.gossip, &self.engine);
         [
             t.connect,
@@ -386,6 +420,7 @@ impl Config {
             g.heartbeat,
             g.flush_interval,
             g.load_interval,
+            g.digest_interval,
             g.resolve_interval,
             g.backoff_max,
             g.write_timeout,
@@ -403,12 +438,8 @@ impl Trust {
     /// # Errors
     /// The key file cannot be read, or is empty.
     pub fn key(&self) -> Result<Option<Vec<u8>>, KeyError> {
-        read_key("trust.shared_key_file", &self.shared_key, self.shared_key_file.as_deref())
+        shared_key(&self.shared_key, self.shared_key_file.as_deref())
     }
-}
-
-fn has_port(name: &str) -> bool {
-    name.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }
 
 /// Reads, parses and checks the file.

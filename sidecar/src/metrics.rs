@@ -5,7 +5,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use fovea_kv::Tier;
 use fovea_kv::event::Skipped;
 use fovea_kv::replica::Count;
+use fovea_gossip::auth::AuthError;
 use fovea_service::label::Snake;
+use fovea_service::tls::metrics::TlsMetrics;
 use fovea_sidecar_core::publish::{Counters, Gauges};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -13,11 +15,49 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
+use crate::gossip::link::LinkError;
+use crate::gossip::stream::StreamError;
 use crate::proxy::refusal::Outcome;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct RequestLabels {
     pub outcome: Outcome,
+}
+
+/// Why sidecar and balancer do not trust each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Refused {
+    /// The balancer wants a shared key, and there is none here.
+    KeyMissing,
+    /// The balancer has no shared key.
+    NoKeyThere,
+    WrongKey,
+    /// No TLS could be set up.
+    Tls,
+    /// The exchange broke off, or took too long.
+    Unfinished,
+}
+
+fovea_service::snake_case_labels!(Refused);
+
+impl Refused {
+    /// `None` = the stream ended for another reason.
+    pub fn of(error: &StreamError) -> Option<Self> {
+        let StreamError::Link(error) = error else { return None };
+        match error {
+            LinkError::Dial { .. } => None,
+            LinkError::Tls(_) => Some(Self::Tls),
+            LinkError::Key(AuthError::KeyMissing) => Some(Self::KeyMissing),
+            LinkError::Key(AuthError::NoKeyThere) => Some(Self::NoKeyThere),
+            LinkError::Key(AuthError::WrongKey) => Some(Self::WrongKey),
+            LinkError::Key(AuthError::Malformed) | LinkError::Broken(_) | LinkError::TooSlow => Some(Self::Unfinished),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RefusedLabels {
+    pub cause: Refused,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -68,6 +108,7 @@ pub struct Metrics {
     pub proxy: ProxyMetrics,
     pub events: EventMetrics,
     pub gossip: GossipMetrics,
+    pub tls: TlsMetrics,
     pub engine: EngineMetrics,
     pub closed_loop: LoopMetrics,
 }
@@ -109,6 +150,9 @@ pub struct GossipMetrics {
     pub bytes: Counter,
     pub snapshots: Counter,
     pub resyncs: Counter,
+    pub mismatches: Counter,
+    pub repairs: Counter,
+    pub refused: Family<RefusedLabels, Counter>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -136,10 +180,11 @@ pub struct LoopMetrics {
 
 impl Metrics {
     pub fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
+        let mut metrics = Self::default();
         metrics.proxy.register(registry);
         metrics.events.register(registry);
         metrics.gossip.register(registry);
+        metrics.tls = TlsMetrics::register(registry.sub_registry_with_prefix("sidecar"));
         metrics.engine.register(registry);
         metrics.closed_loop.register(registry);
         metrics
@@ -220,6 +265,9 @@ impl GossipMetrics {
         r.register("sidecar_gossip_bytes", "Bytes sent", self.bytes.clone());
         r.register("sidecar_gossip_snapshots", "Snapshots sent", self.snapshots.clone());
         r.register("sidecar_gossip_resyncs", "Snapshots that a balancer asked for", self.resyncs.clone());
+        r.register("sidecar_gossip_mismatches", "Digests that a balancer found to differ", self.mismatches.clone());
+        r.register("sidecar_gossip_repairs", "Repairs sent", self.repairs.clone());
+        r.register("sidecar_gossip_refused", "Streams without trust, by cause", self.refused.clone());
     }
 }
 

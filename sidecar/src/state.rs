@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use fovea_gossip::message::{EngineFacts, EngineKind, HashScheme, Hello, Learnt, PROTOCOL};
 use fovea_gossip::outbox::{Outbox, RingLimits};
 use fovea_sidecar_core::publish;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::config::Config;
 use crate::learnt::Log;
@@ -36,7 +36,12 @@ pub struct State {
     facts: Mutex<Option<EngineFacts>>,
     /// The last look at the engine succeeded.
     up: AtomicBool,
+    /// The engine ends: no new requests until there is another.
     draining: AtomicBool,
+    /// This program ends.
+    stopping: AtomicBool,
+    /// A look at the engine is wanted before its time.
+    look: Notify,
     hello: watch::Sender<Option<Arc<Hello>>>,
     /// Bumped when the outbox has something new.
     published: watch::Sender<u64>,
@@ -63,6 +68,8 @@ impl State {
             facts: Mutex::new(None),
             up: AtomicBool::new(false),
             draining: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+            look: Notify::new(),
             hello: watch::Sender::new(None),
             published: watch::Sender::new(0),
             load_changed: Arc::new(watch::Sender::new(0)),
@@ -118,7 +125,10 @@ impl State {
 
     /// Facts of a look that succeeded. True = they changed.
     pub fn set_facts(&self, facts: EngineFacts) -> bool {
-        self.up.store(true, Relaxed);
+        if !self.up.swap(true, Relaxed) {
+            // Another engine than the one that was drained.
+            self.draining.store(false, Relaxed);
+        }
         let changed = lock(&self.facts).replace(facts.clone()) != Some(facts);
         self.refresh_hello();
         changed
@@ -131,7 +141,23 @@ impl State {
         }
     }
 
+    /// A request found the engine dead or not to be reached: balancers should know before the next look is due.
+    pub fn want_look(&self) {
+        self.look.notify_one();
+    }
+
+    /// Ends when a look is wanted.
+    pub async fn look_wanted(&self) {
+        self.look.notified().await;
+    }
+
     /// This program ends: no new requests.
+    pub fn set_stopping(&self) {
+        self.stopping.store(true, Relaxed);
+        self.refresh_hello();
+    }
+
+    /// The engine ends: no new requests, until it was down and is up again.
     pub fn set_draining(&self) {
         self.draining.store(true, Relaxed);
         self.refresh_hello();
@@ -142,7 +168,7 @@ impl State {
     }
 
     pub fn is_draining(&self) -> bool {
-        self.draining.load(Relaxed)
+        self.draining.load(Relaxed) || self.stopping.load(Relaxed)
     }
 
     pub fn facts(&self) -> Option<EngineFacts> {
@@ -174,6 +200,7 @@ impl State {
             workers: workers.iter().map(|worker| worker.facts()).collect(),
             draining: self.is_draining() || !self.is_up(),
             media_trusted: workers.iter().all(|worker| worker.media_trusted()),
+            encoder_fingerprint: None,
         };
         self.hello.send_if_modified(|old| {
             let changed = old.as_deref() != Some(&hello);

@@ -7,6 +7,7 @@ use fovea_gossip::message::{Learnt, LevelDelta, WorkerFacts};
 use fovea_gossip::outbox::Outbox;
 use fovea_kv::event::{Batch, KvEvent};
 use fovea_kv::regroup::Regroup;
+use fovea_kv::sums::SetSums;
 use fovea_kv::{EngineHash, SequenceHash, Tier};
 use fovea_sidecar_core::publish::{self, Counters, Gauges, Publisher};
 use fovea_sidecar_core::verify::{self, Divergence, Expected, FlightId, Outcome, Verdict, Verifier};
@@ -234,6 +235,13 @@ impl Worker {
         let kv = lock(&self.kv);
         let (epoch, seq) = lock(&self.outbox).watermark(self.index)?;
         Some((epoch, seq, Tier::ALL.map(|level| kv.publisher.snapshot(level))))
+    }
+
+    /// Sums of the same.
+    pub fn sums(&self) -> Option<(u64, u64, [SetSums; 3])> {
+        let kv = lock(&self.kv);
+        let (epoch, seq) = lock(&self.outbox).watermark(self.index)?;
+        Some((epoch, seq, kv.publisher.sums().clone()))
     }
 
     /// True = it changed.

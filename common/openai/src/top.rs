@@ -27,6 +27,8 @@ pub struct Common<'a> {
     pub max_tokens: Option<u64>,
     pub priority: Option<i64>,
     pub cache_salt: Option<Cow<'a, str>>,
+    /// Where its value stands in the body, null too.
+    pub cache_salt_at: Option<Range<usize>>,
     pub user: Option<Cow<'a, str>>,
     pub session_id: Option<Cow<'a, str>>,
     pub prompt_cache_key: Option<Cow<'a, str>>,
@@ -67,7 +69,11 @@ impl<'a> Common<'a> {
             "max_completion_tokens" => self.max_tokens = cursor.value()?.as_u64().or(self.max_tokens),
             "max_tokens" => self.max_tokens = self.max_tokens.or(cursor.value()?.as_u64()),
             "priority" => self.priority = cursor.value()?.as_i64(),
-            "cache_salt" => self.cache_salt = cursor.text_or_null()?,
+            "cache_salt" => {
+                let start = cursor.position();
+                self.cache_salt = cursor.text_or_null()?;
+                self.cache_salt_at = Some(start..cursor.passed_to());
+            }
             "user" => self.user = text_if(cursor)?,
             "session_id" => self.session_id = text_if(cursor)?,
             "prompt_cache_key" => self.prompt_cache_key = text_if(cursor)?,

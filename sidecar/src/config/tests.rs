@@ -36,6 +36,11 @@ fn values_that_cannot_work_are_named() {
         ("engine: {url: 'http://user@a:1'}", "engine.url"),
         ("advertised_url: 10.0.0.7", "advertised_url"),
         ("balancers: [balancer]", "balancers"),
+        ("balancers: ['kubernetes://ml']", "names no Kubernetes service"),
+        ("advertised_url: 'https://10.0.0.7:1'", "is no base url of http"),
+        ("tls: {cert_file: a, key_file: b}\nadvertised_url: 'http://10.0.0.7:1'", "is no base url of https"),
+        ("tls: {cert_file: a, key_file: b, client_auth: required}", "tls.ca_file"),
+        ("gossip: {tls: {ca_file: a, cert_file: b}}", "gossip.tls.key_file"),
         ("events: {bind: true}", "events.endpoint"),
         ("allow_paths: [sleep]", "allow_paths"),
         ("limits: {body_max: 1GiB}", "limits.body_max"),
@@ -48,4 +53,11 @@ fn values_that_cannot_work_are_named() {
     ] {
         refused(text, part);
     }
+}
+
+#[test]
+fn a_printed_config_holds_no_secret() {
+    let config = parse("trust: {shared_key: hunter2}\ngossip: {tls: {ca_file: ca.pem}}").unwrap();
+    let shown = format!("{config:?} {config:#?}");
+    assert!(!shown.contains("hunter2") && shown.contains("ca.pem"), "{shown}");
 }

@@ -75,6 +75,7 @@ impl Watch {
                 biased;
                 () = stop.cancelled() => return,
                 _ = ticks.tick() => {}
+                () = self.state.look_wanted() => {}
             }
             let found = tokio::select! {
                 biased;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::flight::Flight;
 use crate::body::{Body, BodyError};
@@ -21,6 +22,8 @@ pub struct Answer {
     /// Runs while a frame is waited for: a client that takes its time is not the engine's silence.
     silent: Pin<Box<Sleep>>,
     waiting: bool,
+    /// Of those that a drain waits for.
+    held: Option<TaskTrackerToken>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +34,13 @@ struct Silent {
 
 impl Answer {
     pub fn new(inner: Body, charge: Option<Charge>, flight: Option<Flight>, idle: Duration) -> Self {
-        Self { inner, charge, flight, idle, silent: Box::pin(tokio::time::sleep(idle)), waiting: false }
+        Self { inner, charge, flight, idle, silent: Box::pin(tokio::time::sleep(idle)), waiting: false, held: None }
+    }
+
+    /// Keeps a drain waiting until it ends or is dropped.
+    #[must_use]
+    pub fn holding(self, token: TaskTrackerToken) -> Self {
+        Self { held: Some(token), ..self }
     }
 }
 
@@ -65,7 +74,7 @@ impl http_body::Body for Answer {
             }
             Some(Err(_)) => (self.charge, self.flight) = (None, None),
             None => {
-                self.charge = None;
+                (self.charge, self.held) = (None, None);
                 self.flight.take().into_iter().for_each(|mut flight| flight.ended());
             }
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{Request, Response, Uri, Version};
+use http::{HeaderValue, Request, Response, Uri, Version};
 use hyper_util::client::legacy::{Client, connect::HttpConnector};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
@@ -19,6 +19,9 @@ use crate::engine::discover::EngineClient;
 
 /// Idle connections are closed before uvicorn does it (5 s by default), so that no request meets a closing one.
 const POOL_IDLE: Duration = Duration::from_secs(3);
+
+/// For the engine's word on its health.
+const HEALTH_WAIT: Duration = Duration::from_secs(1);
 
 /// The engine's base URL, taken apart once.
 #[derive(Clone, Debug)]
@@ -65,20 +68,44 @@ impl Forward {
             uri.path_and_query(path).build().map_err(|error| Refusal::EngineUnreachable(error.into()))?;
         *request.version_mut() = Version::HTTP_11;
         let answer = tokio::time::timeout(self.first_byte, self.client.request(request)).await;
-        let answer = answer.map_err(|_| Refusal::EngineTooSlow)?.map_err(|error| match body_error(&error) {
+        let answer = answer.map_err(|_| Refusal::EngineTooSlow)?;
+        let failed = match &answer {
+            Ok(answer) => answer.status().is_server_error(),
+            Err(error) => body_error(error).is_none() && !error.is_connect(),
+        };
+        let died = failed && self.has_died().await;
+        let answer = answer.map_err(|error| match body_error(&error) {
             Some(body) => match body.downcast_ref::<LengthError>() {
                 Some(&wrong) => wrong.into(),
                 None => Refusal::BodyBroken(BodyError::new(error)),
             },
             None if error.is_connect() => Refusal::EngineUnreachable(error.into()),
+            None if died => Refusal::EngineDied(error.into()),
             None => Refusal::EngineBroken(error.into()),
         })?;
         let (mut head, incoming) = answer.into_parts();
         headers::strip_hop(&mut head.headers);
+        if died {
+            head.headers.insert(headers::ENGINE, HeaderValue::from_static("died"));
+        }
         head.version = Version::HTTP_11;
         head.extensions = http::Extensions::new();
         let outcome = if head.status.is_server_error() { Outcome::EngineError } else { Outcome::Answered };
         head.extensions.insert(outcome);
         Ok(Response::from_parts(head, body::boxed(incoming)))
+    }
+
+    /// After an answer that failed: does the engine say of itself that it is well? One that does not answer at all in this time is slow,
+    /// not dead. vLLM (0.32) answers `/health` with 503 once its core has ended, and then ends itself.
+    async fn has_died(&self) -> bool {
+        let uri = Uri::builder().scheme(self.target.scheme.clone()).authority(self.target.authority.clone());
+        let Ok(uri) = uri.path_and_query("/health").build() else { return false };
+        let mut request = Request::new(body::full(""));
+        *request.uri_mut() = uri;
+        match tokio::time::timeout(HEALTH_WAIT, self.client.request(request)).await {
+            Ok(Ok(answer)) => answer.status().is_server_error(),
+            Ok(Err(_)) => true,
+            Err(_) => false,
+        }
     }
 }

@@ -2,10 +2,13 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
-/// Prefix of headers between balancer and sidecar; they never reach an engine or come from one.
-const OURS: &str = "x-fovea-";
+/// Prefixes of headers between balancer and sidecar, and of those by which others name an engine to send a request to; they never
+/// reach an engine or come from one.
+const INTERNAL: [&str; 4] = ["x-fovea-", "x-prefiller-", "x-data-parallel-", "x-gateway-destination-"];
 /// Pins a rank in vLLM: set by us, never by a client.
 pub const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
+/// Tells a balancer why there is no good answer: `died`, the engine ended under this request; `draining`, it takes no new ones.
+pub const ENGINE: HeaderName = HeaderName::from_static("x-fovea-engine");
 /// Key of a balancer.
 pub const KEY: HeaderName = HeaderName::from_static(fovea_gossip::preamble::KEY_HEADER);
 
@@ -32,8 +35,9 @@ pub fn strip_hop(headers: &mut HeaderMap) {
     for name in named.iter().chain(&HOP_BY_HOP) {
         headers.remove(name);
     }
-    let ours: Vec<HeaderName> = headers.keys().filter(|name| name.as_str().starts_with(OURS)).cloned().collect();
-    for name in &ours {
+    let is_internal = |name: &&HeaderName| INTERNAL.iter().any(|prefix| name.as_str().starts_with(prefix));
+    let internal: Vec<HeaderName> = headers.keys().filter(is_internal).cloned().collect();
+    for name in &internal {
         headers.remove(name);
     }
 }
@@ -69,6 +73,8 @@ mod tests {
             ("x-private", "1"),
             ("x-fovea-worker", "w"),
             ("x-fovea-preamble", "9"),
+            ("x-prefiller-host-port", "10.0.0.1:80"),
+            ("x-gateway-destination-endpoint", "10.0.0.1:80"),
             ("transfer-encoding", "chunked"),
             ("upgrade", "h2c"),
             ("host", "a"),

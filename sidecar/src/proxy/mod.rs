@@ -5,6 +5,7 @@
 
 pub mod answer;
 pub mod budget;
+pub mod drain;
 mod flight;
 pub mod forward;
 pub mod headers;

@@ -2,6 +2,7 @@
 
 use http::{HeaderValue, Response, StatusCode, header};
 
+use super::headers;
 use super::splice::LengthError;
 use crate::body::{self, Body, BodyError, BoxError};
 
@@ -41,6 +42,10 @@ pub enum Refusal {
     NoRoom,
     #[error("cannot connect to the engine; try again")]
     EngineUnreachable(#[source] BoxError),
+    #[error("the engine ends, and takes no new requests; try again elsewhere")]
+    Draining,
+    #[error("the engine ended before it answered")]
+    EngineDied(#[source] BoxError),
     #[error("the engine broke the connection before it answered")]
     EngineBroken(#[source] BoxError),
     #[error(
@@ -66,6 +71,8 @@ pub enum Outcome {
     NoRoom,
     EngineUnreachable,
     EngineBroken,
+    EngineDied,
+    Draining,
     EngineTooSlow,
     /// The client left before the answer began.
     Cancelled,
@@ -97,6 +104,8 @@ impl Refusal {
             Self::NoRoom => Outcome::NoRoom,
             Self::EngineUnreachable(_) => Outcome::EngineUnreachable,
             Self::EngineBroken(_) => Outcome::EngineBroken,
+            Self::EngineDied(_) => Outcome::EngineDied,
+            Self::Draining => Outcome::Draining,
             Self::EngineTooSlow => Outcome::EngineTooSlow,
         }
     }
@@ -118,6 +127,8 @@ impl Refusal {
             Self::NoRoom => (StatusCode::SERVICE_UNAVAILABLE, "no_room"),
             Self::EngineUnreachable(_) => (StatusCode::SERVICE_UNAVAILABLE, "engine_unreachable"),
             Self::EngineBroken(_) => (StatusCode::BAD_GATEWAY, "engine_broken"),
+            Self::EngineDied(_) => (StatusCode::BAD_GATEWAY, "engine_died"),
+            Self::Draining => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
             Self::EngineTooSlow => (StatusCode::GATEWAY_TIMEOUT, "engine_too_slow"),
         }
     }
@@ -139,6 +150,14 @@ impl Refusal {
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if status == StatusCode::SERVICE_UNAVAILABLE {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        let told = match self {
+            Self::EngineDied(_) => Some("died"),
+            Self::Draining => Some("draining"),
+            _ => None,
+        };
+        if let Some(told) = told {
+            response.headers_mut().insert(headers::ENGINE, HeaderValue::from_static(told));
         }
         // The rest of an unread body is not worth reading: the connection ends with this answer.
         if matches!(

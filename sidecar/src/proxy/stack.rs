@@ -10,6 +10,7 @@ use fovea_gossip::{model_files as listed, preamble};
 use fovea_kv::BlockSize;
 use fovea_sidecar_core::verify::FlightId;
 use http::{HeaderValue, Method, Request, Response};
+use tokio_util::task::TaskTracker;
 use tower::{ServiceBuilder, service_fn};
 
 use super::answer::Answer;
@@ -48,6 +49,8 @@ pub struct Shared {
     pub forward: Forward,
     /// Name of the next predicted request; begins where no life of this program has been.
     pub flights: AtomicU64,
+    /// Requests from their heads to the ends of their answers.
+    pub in_flight: TaskTracker,
 }
 
 impl Shared {
@@ -67,18 +70,24 @@ impl Shared {
         }
     }
 
-    /// The peer is one of the balancers, by its key or by its address.
+    /// The peer is one of the balancers, by its certificate, its key or its address.
     fn trusts(&self, request: &Request<Body>) -> bool {
-        let loopback = request.extensions().get::<Peer>().is_some_and(|peer| peer.0.ip().to_canonical().is_loopback());
+        let peer = request.extensions().get::<Peer>();
+        let verified = peer.is_some_and(|peer| peer.verified);
+        let loopback = peer.is_some_and(|peer| peer.address.ip().to_canonical().is_loopback());
         let sent = request.headers().get(headers::KEY);
         let key = self.key.as_ref().zip(sent).is_some_and(|(key, sent)| headers::same_key(sent, key));
-        self.trust_loopback && loopback || key
+        verified || self.trust_loopback && loopback || key
     }
 }
 
 /// The client's end of the connection, put into each request by the listener.
 #[derive(Clone, Copy, Debug)]
-pub struct Peer(pub SocketAddr);
+pub struct Peer {
+    pub address: SocketAddr,
+    /// It has shown a certificate that is believed.
+    pub verified: bool,
+}
 
 /// A preamble was announced, by someone who may: its length in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -111,6 +120,7 @@ async fn observe<N: Next>(shared: Arc<Shared>, request: Request<Body>, next: N) 
             self.shared.metrics.requests.get_or_create(&RequestLabels { outcome: self.outcome }).inc();
         }
     }
+    let _held = shared.in_flight.token();
     let mut counted = Counted { shared, outcome: Outcome::Cancelled };
     let path = request.uri().path().to_owned();
     let response = pass(request, next).await;
@@ -135,6 +145,9 @@ async fn give_files<N: Next>(shared: Arc<Shared>, request: Request<Body>, next: 
 
 async fn allow<N: Next>(shared: Arc<Shared>, request: Request<Body>, next: N) -> Result<Response<Body>, Refusal> {
     let path = request.uri().path();
+    if shared.state.is_draining() && paths::is_computing(path) {
+        return refuse(request, Refusal::Draining).await;
+    }
     let allowed = shared.paths.allows(path) || paths::is_for_balancers(path) && shared.trusts(&request);
     if allowed { Ok(pass(request, next).await) } else { refuse(request, Refusal::PathNotAllowed).await }
 }
@@ -197,11 +210,17 @@ async fn account<N: Next>(shared: Arc<Shared>, mut request: Request<Body>, next:
         worker.load.charge(weight.prompt_tokens.min(most), weight.prefill_tokens.min(most))
     });
     let flight = worker.map(|worker| Flight::begin(worker, id, predicted));
-    let idle = shared.bodies.timeouts.stream_idle;
+    let (idle, held) = (shared.bodies.timeouts.stream_idle, shared.in_flight.token());
     let response = pass(request, next).await;
+    let outcome = response.extensions().get::<Outcome>();
+    if matches!(outcome, Some(Outcome::EngineUnreachable | Outcome::EngineDied))
+        || response.headers().contains_key(headers::ENGINE)
+    {
+        shared.state.want_look();
+    }
     // What the engine refused it caches nothing of.
     let flight = flight.filter(|_| response.status().is_success());
-    Ok(response.map(|inner| body::boxed(Answer::new(inner, charge, flight, idle))))
+    Ok(response.map(|inner| body::boxed(Answer::new(inner, charge, flight, idle).holding(held))))
 }
 
 /// Forgets what the engine held, unless the cache is known to be kept: a call whose answer nobody saw may have emptied it too.

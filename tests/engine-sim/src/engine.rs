@@ -34,6 +34,8 @@ pub struct Engine {
     pub polled_steps: AtomicU64,
     changes: Changes,
     died: AtomicBool,
+    /// Text of a request that ends the process, and the tokens of its answer before that.
+    dies_of: Mutex<Option<(String, usize)>>,
     errors: Mutex<Vec<ErrorsLeft>>,
     request_number: AtomicU64,
     /// Where the search for the rank with the least work begins.
@@ -75,6 +77,7 @@ impl Engine {
             polled_steps: AtomicU64::new(0),
             changes,
             died: AtomicBool::new(false),
+            dies_of: Mutex::default(),
             errors: Mutex::default(),
             request_number: AtomicU64::new(0),
             next_rank: AtomicUsize::new(0),
@@ -143,6 +146,11 @@ impl Engine {
         Some(due.status)
     }
 
+    /// Tokens after which the process ends of this request.
+    pub(crate) fn dies_of(&self, body: &str) -> Option<usize> {
+        lock(&self.dies_of).as_ref().filter(|(text, _)| body.contains(text.as_str())).map(|(_, after)| *after)
+    }
+
     /// Applies a fault to one rank, or to all.
     ///
     /// # Errors
@@ -165,6 +173,10 @@ impl Engine {
             Fault::Die => {
                 self.died.store(true, Ordering::Relaxed);
                 self.stop.cancel();
+            }
+            Fault::DieOf { text, after_tokens } => {
+                *lock(&self.dies_of) = Some((text.clone(), *after_tokens));
+                return Ok(());
             }
             Fault::Restart if rank.is_none() => lock(&self.media).clear(),
             _ => {}

@@ -41,6 +41,12 @@ pub enum Fault {
     Slow { factor: f64 },
     /// The process ends: connections cut, nothing said.
     Die,
+    /// The same, when a generation request comes whose body has `text` in it: after `after_tokens` of its answer.
+    DieOf {
+        text: String,
+        #[serde(default)]
+        after_tokens: usize,
+    },
 }
 
 fn one() -> u64 {

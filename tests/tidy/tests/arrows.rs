@@ -16,6 +16,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("fovea-gossip", &["fovea-kv"]),
     ("fovea-sidecar-core", &["fovea-kv", "fovea-gossip"]),
     ("fovea-balancer-core", &["fovea-kv"]),
+    ("fovea-pixels", &["fovea-media"]),
+    ("fovea-encoder", &["fovea-kv", "fovea-media"]),
     ("fovea-sidecar", &["fovea-kv", "fovea-openai", "fovea-gossip", "fovea-service", "fovea-sidecar-core"]),
     (
         "fovea-balancer",
@@ -31,8 +33,9 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     ("engine-sim", &[]),
     ("tidy", &[]),
-    ("bench", &["e2e", "fovea-kv", "fovea-sidecar-core", "fovea-balancer-core"]),
+    ("bench", &["e2e", "fovea-kv", "fovea-sidecar-core", "fovea-encoder", "fovea-balancer-core"]),
     ("peers", &["fovea-kv", "fovea-balancer-core"]),
+    ("fleet", &["fovea-kv", "fovea-gossip", "fovea-sidecar-core", "fovea-balancer-core"]),
     ("e2e", &["fovea-kv", "fovea-gossip", "fovea-sidecar-core"]),
     ("fuzz", &["fovea-kv", "fovea-media", "fovea-openai", "fovea-gossip", "fovea-prompt"]),
 ];
@@ -45,8 +48,11 @@ const FENCED: &[(&str, &[&str])] = &[
     ("fastokens", &["fovea-prompt"]),
     ("minijinja", &["fovea-prompt", "engine-sim"]),
     ("minijinja-contrib", &["fovea-prompt", "engine-sim"]),
-    ("zeromq", &["fovea-sidecar", "engine-sim"]),
+    ("zeromq", &["fovea-sidecar", "fovea-encoder", "engine-sim"]),
     ("serde-saphyr", &["fovea-service"]),
+    ("kube", &["fovea-sidecar"]),
+    ("k8s-openapi", &["fovea-sidecar"]),
+    ("rustls-webpki", &["fovea-service"]),
 ];
 
 fn manifests() -> BTreeMap<String, (Vec<String>, Vec<String>)> {

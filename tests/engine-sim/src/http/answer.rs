@@ -5,6 +5,7 @@ use super::request::{Kind, Prepared, prepare};
 use super::{Body, Reply, json, read_json};
 use crate::config::EngineKind;
 use crate::engine::{Answers, Engine, submit};
+use crate::fault::Fault;
 use crate::scheduler::Progress;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
@@ -22,12 +23,17 @@ pub(super) async fn generate(engine: Arc<Engine>, kind: Kind, headers: &HeaderMa
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         return Err(ApiError::new(status, "Internal server error"));
     }
+    let dies_after = engine.dies_of(&body.to_string());
+    if dies_after == Some(0) {
+        engine.fault(Fault::Die, None).await?;
+        return Err(ApiError::engine_dead());
+    }
     let prepared = prepare(&engine, kind, headers, body).await?;
     let answers = submit(place, prepared.tokens_max(), |output| prepared.jobs(output))?;
     let choices = (0..prepared.prompts.len() * prepared.n).map(|_| Choice::default()).collect();
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let stream = prepared.stream;
-    let mut answering = Answering { engine, prepared, answers, choices, created, ended: false };
+    let mut answering = Answering { engine, prepared, answers, choices, created, dies_after, ended: false };
     if stream {
         return answering.into_stream().await;
     }
@@ -59,6 +65,8 @@ struct Answering {
     answers: Answers,
     choices: Vec<Choice>,
     created: u64,
+    /// The process ends after this many tokens.
+    dies_after: Option<usize>,
     /// The last event is out.
     ended: bool,
 }
@@ -172,6 +180,9 @@ impl Answering {
         let mut out = String::new();
         let starts = self.choices[progress.index].tokens.is_empty();
         self.note(progress);
+        if self.dies_after.is_some_and(|after| self.choices[0].tokens.len() > after) {
+            self.engine.fault(Fault::Die, None).await.ok()?;
+        }
         if starts && self.prepared.kind == Kind::Chat {
             push(&mut out, &self.role_event(progress.index));
         }
