@@ -112,6 +112,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         media_trusted: true,
         unmeasured_videos: args.unmeasured_videos,
         isolation: None,
+        encoder: None,
     };
     let prepared = preparer.prepare(&request, target);
     let output = sheet(&prepared, args.block_size);

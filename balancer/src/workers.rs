@@ -28,12 +28,14 @@ pub struct PoolFacts {
     pub block_size: u32,
     /// Engines without a sidecar.
     pub is_plain: bool,
+    /// Fingerprint of the encoder beside the engine: KV of another's rows is of no use.
+    pub encoder: Option<[u8; 32]>,
 }
 
 impl PoolFacts {
     pub fn new(engine: &EngineFacts, block_size: u32) -> Self {
         let engine = EngineFacts { served_names: Vec::new(), lora_names: Vec::new(), ..engine.clone() };
-        Self { engine, block_size, is_plain: false }
+        Self { engine, block_size, is_plain: false, encoder: None }
     }
 }
 
@@ -267,6 +269,11 @@ impl Workers {
     /// Chooses a worker of `pool` and books the request on it; `avoid` had its try. `None` when nobody is left.
     pub fn route(self: &Arc<Self>, pool: &PoolRef, ask: &Ask, avoid: Option<WorkerKey>, now: Instant) -> Option<Route> {
         self.route_among(pool, ask, |key| Some(key) != avoid, now)
+    }
+
+    /// Does another pool serve `model` and take requests?
+    pub fn is_served_elsewhere(&self, pool: &PoolRef, model: &str, now: Instant) -> bool {
+        self.fleet().is_served_elsewhere(pool, model, now)
     }
 
     /// As [`Self::route`], among the workers that are `allowed`.

@@ -294,6 +294,11 @@ impl<P: Clone + PartialEq> Fleet<P> {
         })
     }
 
+    /// Does another pool serve `model` and take requests?
+    pub fn is_served_elsewhere(&self, pool: &P, model: &str, now: Instant) -> bool {
+        self.ready(model, now).any(|(worker, _)| worker.about.pool != *pool)
+    }
+
     /// The pool's workers that serve `model` and take requests.
     pub fn candidates(&self, pool: &P, model: &str, now: Instant) -> impl Iterator<Item = &Worker<P>> {
         self.ready(model, now).map(|(worker, _)| worker).filter(move |worker| worker.about.pool == *pool)

@@ -17,18 +17,21 @@ pub struct QuarantineConfig {
     /// A request under which two engines died is refused for so long; one with one death is suspect for so long.
     #[serde(with = "human_duration")]
     pub ttl: Duration,
+    /// A suspect request has a worker without other suspects for so long, or until its first byte.
+    #[serde(with = "human_duration")]
+    pub trial: Duration,
 }
 
 impl Default for QuarantineConfig {
     fn default() -> Self {
         let Settings { entries_max, ttl } = Settings::default();
-        Self { entries_max, ttl }
+        Self { entries_max, ttl, trial: Duration::from_secs(1) }
     }
 }
 
 impl From<QuarantineConfig> for Settings {
     fn from(config: QuarantineConfig) -> Self {
-        let QuarantineConfig { entries_max, ttl } = config;
+        let QuarantineConfig { entries_max, ttl, trial: _ } = config;
         Self { entries_max, ttl }
     }
 }
@@ -40,6 +43,9 @@ impl Validate for QuarantineConfig {
         }
         if self.ttl.is_zero() {
             return Err(Invalid::new("ttl", "is 0", "write a time such as 10m, or entries_max: 0"));
+        }
+        if self.trial.is_zero() {
+            return Err(Invalid::new("trial", "is 0", "write a time such as 1s"));
         }
         Ok(())
     }

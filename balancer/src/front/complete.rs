@@ -41,7 +41,7 @@ impl Front {
         let mut asked = Asked { body: plan.body.as_ref().unwrap_or(&body), print };
         let mut answered = self.answer_of_a_worker(client, &plan, &asked, context).await;
         if let Err(Failed::Upstream(ErrorKind::NoWorker, _)) = answered {
-            // The pool's workers may be in another one by now: their facts have changed since the plan was made.
+            // The pool's workers have gone, or are in another pool by now: another one may serve the model.
             plan = self.plan(path, body.clone(), context).await?;
             asked = Asked { body: plan.body.as_ref().unwrap_or(&body), print };
             answered = self.answer_of_a_worker(client, &plan, &asked, context).await;

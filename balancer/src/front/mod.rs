@@ -151,6 +151,7 @@ impl Front {
             line: line::Line::new(config.queue, Arc::clone(&workers), metrics.line.clone()),
             suspects: suspects::Suspects::new(
                 Quarantine::new(config.quarantine.into()),
+                config.quarantine.trial,
                 config.quarantine.entries_max > 0,
                 metrics.suspects.clone(),
             ),

@@ -137,6 +137,7 @@ impl Planner {
             media_trusted: self.workers.media_trusted(&pool),
             unmeasured_videos: self.unmeasured_videos,
             isolation,
+            encoder: pool.facts.encoder,
         };
         let (mut prepared, body) = preparer.prepare_body(&request, target, body);
         self.check_media(&prepared)?;

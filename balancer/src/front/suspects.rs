@@ -4,9 +4,9 @@
 //! when the sidecar's connection broke before an answer and its block stream is gone too, or when an answer broke off that had been
 //! coming. Silence is no death, nor is a refused connection, nor an answer cut by a sidecar that drains.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fovea_balancer_core::fleet::WorkerKey;
 use fovea_balancer_core::quarantine::{Fingerprint, Quarantine, Standing};
@@ -36,16 +36,18 @@ impl SuspectMetrics {
 pub struct Suspects {
     enabled: bool,
     quarantine: Mutex<Quarantine>,
-    /// Workers that a suspect is on trial at.
-    trials: Mutex<BTreeSet<WorkerKey>>,
+    /// Workers that a suspect is on trial at: which trial, since when.
+    trials: Mutex<BTreeMap<WorkerKey, (u64, Instant)>>,
+    /// A trial counts for so long: what kills an engine does so soon, and others wait.
+    trial_max: Duration,
     ended: Notify,
     metrics: SuspectMetrics,
 }
 
 impl Suspects {
-    pub fn new(quarantine: Quarantine, enabled: bool, metrics: SuspectMetrics) -> Arc<Self> {
+    pub fn new(quarantine: Quarantine, trial_max: Duration, enabled: bool, metrics: SuspectMetrics) -> Arc<Self> {
         let (quarantine, trials) = (Mutex::new(quarantine), Mutex::default());
-        Arc::new(Self { enabled, quarantine, trials, ended: Notify::new(), metrics })
+        Arc::new(Self { enabled, quarantine, trials, trial_max, ended: Notify::new(), metrics })
     }
 
     pub fn enabled(&self) -> bool {
@@ -85,23 +87,40 @@ impl Suspects {
     }
 
     /// No suspect is on trial at this worker.
-    pub fn is_free(&self, key: WorkerKey) -> bool {
-        !lock(&self.trials).contains(&key)
+    pub fn is_free(&self, key: WorkerKey, now: Instant) -> bool {
+        !lock(&self.trials).get(&key).is_some_and(|&(_, since)| self.lasts(since, now))
     }
 
     /// Some suspect is on trial.
-    pub fn try_any(&self) -> bool {
-        !lock(&self.trials).is_empty()
+    pub fn try_any(&self, now: Instant) -> bool {
+        lock(&self.trials).values().any(|&(_, since)| self.lasts(since, now))
     }
 
-    /// Ends when a trial has ended since the future was made.
+    fn lasts(&self, since: Instant, now: Instant) -> bool {
+        now.saturating_duration_since(since) < self.trial_max
+    }
+
+    /// Ends when a trial has ended by its answer since the future was made.
     pub fn trial_ended(&self) -> tokio::sync::futures::Notified<'_> {
         self.ended.notified()
     }
 
+    /// Longest that a trial counts.
+    pub fn trial_max(&self) -> Duration {
+        self.trial_max
+    }
+
     /// Puts a suspect on trial at a worker; `None`: another is there.
-    pub fn begin(self: &Arc<Self>, key: WorkerKey) -> Option<Trial> {
-        lock(&self.trials).insert(key).then(|| Trial { suspects: Arc::clone(self), key })
+    pub fn begin(self: &Arc<Self>, key: WorkerKey, now: Instant) -> Option<Trial> {
+        let mut trials = lock(&self.trials);
+        let before = trials.get(&key).copied();
+        if before.is_some_and(|(_, since)| self.lasts(since, now)) {
+            return None;
+        }
+        let number = before.map_or(0, |(number, _)| number + 1);
+        trials.insert(key, (number, now));
+        drop(trials);
+        Some(Trial { suspects: Arc::clone(self), key, number })
     }
 }
 
@@ -109,11 +128,17 @@ impl Suspects {
 pub struct Trial {
     suspects: Arc<Suspects>,
     key: WorkerKey,
+    number: u64,
 }
 
 impl Drop for Trial {
     fn drop(&mut self) {
-        lock(&self.suspects.trials).remove(&self.key);
+        let mut trials = lock(&self.suspects.trials);
+        // Another may be on trial by now.
+        if trials.get(&self.key).is_some_and(|&(number, _)| number == self.number) {
+            trials.remove(&self.key);
+        }
+        drop(trials);
         self.suspects.ended.notify_waiters();
     }
 }
@@ -128,17 +153,34 @@ mod tests {
 
     use super::*;
 
+    const TRIAL: Duration = Duration::from_secs(1);
+
+    fn suspects() -> Arc<Suspects> {
+        Suspects::new(Quarantine::new(Settings::default()), TRIAL, true, SuspectMetrics::default())
+    }
+
     #[tokio::test]
     async fn one_suspect_at_a_time_is_on_trial_at_a_worker() {
-        let suspects = Suspects::new(Quarantine::new(Settings::default()), true, SuspectMetrics::default());
-        let first = suspects.begin(WorkerKey(1)).unwrap();
-        let (second, other) = (suspects.begin(WorkerKey(1)), suspects.begin(WorkerKey(2)));
-        assert!(second.is_none() && other.is_some() && !suspects.is_free(WorkerKey(1)));
-        let ended = suspects.trial_ended();
+        let (suspects, now) = (suspects(), Instant::now());
+        let first = suspects.begin(WorkerKey(1), now).unwrap();
+        let (second, other) = (suspects.begin(WorkerKey(1), now), suspects.begin(WorkerKey(2), now));
+        assert!(second.is_none() && other.is_some() && !suspects.is_free(WorkerKey(1), now));
         drop(first);
-        ended.await;
-        assert!(suspects.is_free(WorkerKey(1)) && suspects.try_any());
+        assert!(suspects.is_free(WorkerKey(1), now) && suspects.try_any(now));
         drop(other);
-        assert!(!suspects.try_any());
+        assert!(!suspects.try_any(now));
+    }
+
+    #[test]
+    fn a_trial_counts_for_its_time_and_ends_nobody_elses() {
+        let (suspects, now) = (suspects(), Instant::now());
+        let long = suspects.begin(WorkerKey(1), now).unwrap();
+        let later = now + TRIAL;
+        assert!(suspects.is_free(WorkerKey(1), later) && !suspects.try_any(later));
+        let next = suspects.begin(WorkerKey(1), later).unwrap();
+        drop(long);
+        assert!(!suspects.is_free(WorkerKey(1), later), "the second one is still there");
+        drop(next);
+        assert!(suspects.is_free(WorkerKey(1), later));
     }
 }

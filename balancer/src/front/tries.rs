@@ -19,7 +19,7 @@ use super::{Context, Front};
 use crate::metrics::ErrorKind;
 use crate::workers::Route;
 
-/// What a sidecar adds to an answer: `died` or `draining`.
+/// What a sidecar adds to an answer that says nothing of an engine at work: `died`, `draining` or `unreachable`.
 const ENGINE: &str = "x-fovea-engine";
 /// A sidecar's block stream ends this soon after its connections.
 const GONE_WITHIN: Duration = Duration::from_millis(250);
@@ -52,7 +52,12 @@ enum Sight {
 }
 
 impl Front {
+    fn is_served_elsewhere(&self, plan: &Plan) -> bool {
+        self.workers.is_served_elsewhere(&plan.pool, &plan.prepared.model, Instant::now())
+    }
+
     /// The head of an answer: from the chosen worker, or once from another when that one cannot be reached, refuses with 503 or dies.
+    /// `NoWorker` when the pool has nobody for it: a new plan may find another pool.
     pub(super) async fn answer_of_a_worker(
         &self,
         client: &mut ServerSession,
@@ -81,7 +86,9 @@ impl Front {
                 return Err(Failed::Poison(left));
             }
         }
-        if sight == Sight::Final || !self.retries.spend() {
+        // Work that nobody does any more adds no load elsewhere that was not there: only what an engine at work sent away is counted.
+        let free = first.as_ref().map_or(true, |answered| answered.upstream.head().headers.contains_key(ENGINE));
+        if sight == Sight::Final || !(free || self.retries.spend()) {
             return first;
         }
         let second = match self.place_while_there(client, plan, Some(avoid), suspect, context).await {
@@ -97,6 +104,10 @@ impl Front {
                     return Err(Failed::Poison(left));
                 }
                 second.map(|upstream| Answered { upstream, route, trial })
+            }
+            Err(nobody @ Failed::Upstream(ErrorKind::NoWorker, _)) if free && self.is_served_elsewhere(plan) => {
+                give_up(first).await;
+                return Err(nobody);
             }
             Err(Failed::Upstream(ErrorKind::NoWorker, _) | Failed::NoTurn) => return first,
             Err(gone) => Err(gone),
@@ -146,18 +157,22 @@ impl Front {
         let deadline = Instant::now() + self.config.queue.wait_max;
         loop {
             // Made before the look, so that no end of a trial is missed.
-            let ended = self.suspects.trial_ended();
-            let free = |key| Some(key) != avoid && (!suspect || self.suspects.is_free(key));
-            match self.workers.route_among(&plan.pool, &plan.ask(), free, Instant::now()) {
+            let (ended, now) = (self.suspects.trial_ended(), Instant::now());
+            let free = |key| Some(key) != avoid && (!suspect || self.suspects.is_free(key, now));
+            match self.workers.route_among(&plan.pool, &plan.ask(), free, now) {
                 Some(route) if !suspect => return Ok((route, None)),
                 Some(route) => {
-                    if let Some(trial) = self.suspects.begin(route.booked.key) {
+                    if let Some(trial) = self.suspects.begin(route.booked.key, now) {
                         return Ok((route, Some(trial)));
                     }
                 }
-                None if suspect && self.suspects.try_any() => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    tokio::time::timeout(left, ended).await.map_err(|_| Failed::NoTurn)?;
+                None if suspect && self.suspects.try_any(now) => {
+                    let left = deadline.saturating_duration_since(now);
+                    if left.is_zero() {
+                        return Err(Failed::NoTurn);
+                    }
+                    // However it ends: look again.
+                    let _ = tokio::time::timeout(left.min(self.suspects.trial_max()), ended).await;
                 }
                 None => {
                     let error = pingora_core::Error::new_str("no worker takes requests");

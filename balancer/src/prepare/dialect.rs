@@ -6,6 +6,7 @@
 use fovea_gossip::message::{EngineKind, HashScheme, LearntValue};
 use fovea_gossip::preamble::Preamble;
 use fovea_kv::{MediaId, MediaKey, RoutingView, SequenceHash, root};
+use fovea_media::identity::encoded_id;
 use fovea_openai::Common;
 
 use super::Target;
@@ -48,6 +49,12 @@ impl Target<'_> {
             Some(isolation) if self.sets_identities() => isolation.media_id(content),
             _ => content,
         }
+    }
+
+    /// [`Self::named`] of an image: where an encoder makes its rows, under a name that changes with the encoder.
+    pub(super) fn image_named(&self, content: MediaId) -> MediaId {
+        let named = self.named(content);
+        self.encoder.map_or(named, |fingerprint| encoded_id(&named, &fingerprint))
     }
 
     /// How the engine keys an item: `own` = the identity that follows from the request alone (vLLM).

@@ -128,8 +128,10 @@ impl Chat<'_> {
     ) -> Item {
         let sets = self.target.sets_identities();
         let under = |uuid: &str| vllm_item_id(Source::Uuid(uuid), options, &self.target.engine.engine_model);
-        let named = self.target.named(facts.content);
-        let (naming, own) = match (self.model.client_uuid, &part.uuid) {
+        let named = self.target.image_named(facts.content);
+        // An encoder's sidecar names every image itself.
+        let client_uuid = self.target.encoder.map_or(self.model.client_uuid, |_| ClientUuid::Replace);
+        let (naming, own) = match (client_uuid, &part.uuid) {
             (ClientUuid::Keep, Some(uuid)) if sets => (Naming::Client(uuid), under(uuid)),
             (ClientUuid::Replace, _) if sets && facts.travels => (Naming::Ours, under(&named.to_string())),
             _ => (Naming::Engine, facts.unnamed),
@@ -146,7 +148,7 @@ impl Chat<'_> {
         Item {
             key: Some(key),
             affinity: Some(if sets && odd.is_none() { own.0 } else { key.0 }),
-            set: (sets && facts.travels && self.model.client_uuid == ClientUuid::Replace).then_some(named),
+            set: (sets && facts.travels && client_uuid == ClientUuid::Replace).then_some(named),
             size,
             shape,
             keyed,

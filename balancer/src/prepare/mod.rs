@@ -297,6 +297,8 @@ pub struct Target<'a> {
     pub unmeasured_videos: bool,
     /// Sets the request apart from other tenants'. `None` = it shares with all who are not set apart.
     pub isolation: Option<&'a Isolation>,
+    /// Fingerprint of the encoder that takes the images in the engine's place.
+    pub encoder: Option<[u8; 32]>,
 }
 
 /// What becomes of uuids that clients send.

@@ -33,6 +33,7 @@ fn target<'a>(engine: &'a EngineFacts, block_size: BlockSize, media: &'a MediaSo
         media_trusted: true,
         unmeasured_videos: false,
         isolation: None,
+        encoder: None,
     }
 }
 
@@ -52,6 +53,7 @@ fn prepare(path: ApiPath, body: &Value, max_model_len: u32) -> Prepared {
             media_trusted: true,
             unmeasured_videos: false,
             isolation: None,
+            encoder: None,
         },
     )
 }

@@ -48,7 +48,8 @@ impl Seats {
             self.seats.pop().into_iter().for_each(|gone| self.workers.remove(gone.key));
         }
         for (i, facts) in hello.workers.iter().enumerate() {
-            let pool_facts = PoolFacts::new(&hello.engine, facts.block_size);
+            let pool_facts =
+                PoolFacts { encoder: hello.encoder_fingerprint, ..PoolFacts::new(&hello.engine, facts.block_size) };
             match self.seats.get_mut(i) {
                 Some(seat) if seat.about.pool.facts == pool_facts => {
                     let (pool, index) = (Arc::clone(&seat.about.pool), seat.about.index);

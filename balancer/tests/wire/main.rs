@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests: a failure is the test's")]
 
+mod bodies;
 mod front;
 mod guard;
 mod hygiene;

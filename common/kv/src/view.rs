@@ -1,7 +1,8 @@
 //! The routing view: the tokens of the engine's expanded prompt, made to compute hashes; never sent to an engine.
 
+use crate::hash::Records;
 use crate::sglang::pair;
-use crate::{BlockHasher, BlockSize, MediaId, SequenceHash, chain};
+use crate::{BlockSize, MediaId, SequenceHash};
 
 /// `count` copies of one token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +18,13 @@ pub struct MediaSpan {
     pub start: u32,
     pub len: u32,
     pub id: MediaId,
+}
+
+impl MediaSpan {
+    /// The position after the last.
+    fn end(&self) -> u64 {
+        u64::from(self.start) + u64::from(self.len)
+    }
 }
 
 /// Run-length token view plus media spans in order of start.
@@ -117,48 +125,68 @@ impl RoutingView {
         let size = block_size.get();
         let blocks = self.len / size;
         out.reserve(blocks as usize);
-        let (mut hasher, mut previous) = (BlockHasher::default(), root);
-        let mut runs = self.runs.iter().copied();
-        let mut rest = Run { token: 0, count: 0 };
-        let mut first_span = 0;
+        let mut tokens = Tokens { runs: &self.runs, rest: Run { token: 0, count: 0 } };
+        let (mut spans, mut records, mut previous) = (&self.spans[..], Records::default(), root);
         for block in 0..blocks {
             let (start, end) = (block * size, (block + 1) * size);
-            hasher.begin();
-            let mut missing = size;
-            while missing > 0 {
-                if rest.count == 0 {
-                    let Some(next) = runs.next() else { return };
-                    rest = next;
-                }
-                let take = rest.count.min(missing);
-                hasher.push_run(rest.token, take);
-                rest.count -= take;
-                missing -= take;
+            if !tokens.fill(records.begin(size as usize)) {
+                debug_assert!(false, "runs are as long as the view");
+                return;
             }
-            for span in &self.spans[first_span..] {
-                if span.start >= end {
-                    break;
-                }
-                if u64::from(span.start) + u64::from(span.len) > u64::from(start) {
-                    let offset = i64::from(span.start) - i64::from(start);
-                    hasher.push_span(&span.id, i32::try_from(offset).unwrap_or(i32::MIN));
-                }
+            for span in spans.iter().take_while(|span| span.start < end).filter(|span| span.end() > u64::from(start)) {
+                let offset = i64::from(span.start) - i64::from(start);
+                records.push_span(&span.id, i32::try_from(offset).unwrap_or(i32::MIN));
             }
-            while self
-                .spans
-                .get(first_span)
-                .is_some_and(|span| u64::from(span.start) + u64::from(span.len) <= u64::from(end))
+            while let [first, rest @ ..] = spans
+                && first.end() <= u64::from(end)
             {
-                first_span += 1;
+                spans = rest;
             }
-            previous = chain(previous, hasher.finish());
-            out.push(previous);
+            if records.finish() || block + 1 == blocks {
+                previous = records.chain(previous, out);
+            }
         }
+    }
+}
+
+/// What is left of a view's runs.
+struct Tokens<'a> {
+    runs: &'a [Run],
+    rest: Run,
+}
+
+impl Tokens<'_> {
+    /// Writes the next tokens, little-endian. False: there are too few.
+    #[inline]
+    fn fill(&mut self, mut out: &mut [[u8; 4]]) -> bool {
+        while !out.is_empty() {
+            // Text is runs of one token: eight at a time.
+            if let (Some((eight, runs)), Some((room, _)), 0) =
+                (self.runs.split_first_chunk::<8>(), out.split_first_chunk_mut::<8>(), self.rest.count)
+                && eight.iter().fold(0, |other, run| other | (run.count ^ 1)) == 0
+            {
+                *room = eight.map(|run| run.token.to_le_bytes());
+                (self.runs, out) = (runs, &mut out[8..]);
+                continue;
+            }
+            if self.rest.count == 0 {
+                let Some((next, runs)) = self.runs.split_first() else { return false };
+                (self.rest, self.runs) = (*next, runs);
+            }
+            let take = out.len().min(self.rest.count as usize);
+            out[..take].fill(self.rest.token.to_le_bytes());
+            self.rest.count -= take as u32;
+            out = &mut out[take..];
+        }
+        true
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use xxhash_rust::xxh3::xxh3_64;
+
     use super::*;
     use crate::root;
 
@@ -220,5 +248,48 @@ mod tests {
     #[test]
     fn equal_tokens_are_one_run() {
         assert_eq!(view(&[5, 5, 5, 6], &[]).runs(), [Run { token: 5, count: 3 }, Run { token: 6, count: 1 }]);
+    }
+
+    /// The definition, position by position: `docs/architecture.md`, "Routing view and hashes".
+    fn naive(view: &RoutingView, size: u32, root: SequenceHash) -> Vec<SequenceHash> {
+        let tokens: Vec<u32> =
+            view.runs().iter().flat_map(|run| std::iter::repeat_n(run.token, run.count as usize)).collect();
+        let (mut previous, mut out) = (root.0, Vec::new());
+        for (start, block) in (0..).step_by(size as usize).zip(tokens.chunks_exact(size as usize)) {
+            let mut bytes: Vec<u8> = block.iter().flat_map(|token| token.to_le_bytes()).collect();
+            for span in view.spans().iter().filter(|span| span.start < start + size && span.start + span.len > start) {
+                bytes.extend(span.id.0);
+                bytes.extend(span.start.wrapping_sub(start).to_le_bytes());
+            }
+            let chained = [previous.to_le_bytes(), xxh3_64(&bytes).max(1).to_le_bytes()].concat();
+            previous = xxh3_64(&chained).max(1);
+            out.push(SequenceHash(previous));
+        }
+        out
+    }
+
+    fn views() -> impl Strategy<Value = RoutingView> {
+        let count = prop_oneof![8 => Just(1), 1 => 1..6_u32, 1 => 1..400_u32];
+        let runs = prop::collection::vec((0..50_u32, count), 0..600);
+        let spans = prop::collection::vec((0..120_u32, 0..300_u32, any::<u8>()), 0..8);
+        (runs, spans).prop_map(|(runs, spans)| {
+            let mut view = RoutingView::default();
+            runs.iter().for_each(|&(token, count)| view.push(token, count));
+            let mut start = 0;
+            for (gap, len, id) in spans {
+                start += gap;
+                view.mark(start, len.min(view.len().saturating_sub(start)), MediaId([id; 32]));
+                // Some lie over each other.
+                start += if id % 4 == 0 { len / 2 } else { len };
+            }
+            view
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn hashes_equal_the_definition(view in views(), size in prop_oneof![1..5_u32, Just(16), Just(32), 1..700_u32]) {
+            prop_assert_eq!(hashes(&view, size), naive(&view, size, root("", "")));
+        }
     }
 }

@@ -21,7 +21,7 @@ use crate::engine::discover::EngineClient;
 const POOL_IDLE: Duration = Duration::from_secs(3);
 
 /// For the engine's word on its health.
-const HEALTH_WAIT: Duration = Duration::from_secs(1);
+const HEALTH_WAIT: Duration = Duration::from_secs(3);
 
 /// The engine's base URL, taken apart once.
 #[derive(Clone, Debug)]

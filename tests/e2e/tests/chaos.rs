@@ -25,7 +25,7 @@ fn ask(text: &str, stream: bool, max_tokens: u32) -> Bytes {
 fn slow(workers: usize) -> FleetConfig {
     let mut config = FleetConfig::tiny(workers, Mode::RoundRobin);
     config.engine_args = ["--block-size", "32", "--blocks", "4000", "--decode-ms", "10"].map(str::to_owned).to_vec();
-    config.balancer_extra = "health: {slow_start: 0s}\nretry_percent: 100\n".to_owned();
+    config.balancer_extra = "health: {slow_start: 0s}\n".to_owned();
     config
 }
 
@@ -56,7 +56,7 @@ async fn all_served(sent: Vec<tokio::task::JoinHandle<e2e::client::Answer>>) {
 #[tokio::test]
 async fn a_sidecar_that_is_killed_under_load_costs_no_request_without_a_byte() {
     let mut fleet = Fleet::start(slow(3)).await.unwrap();
-    let sent = in_flight(&fleet, 15).await;
+    let sent = in_flight(&fleet, 48).await;
     fleet.sidecars.remove(0).kill().await.unwrap();
     all_served(sent).await;
     fleet.quiet().await.unwrap();
@@ -65,7 +65,7 @@ async fn a_sidecar_that_is_killed_under_load_costs_no_request_without_a_byte() {
 #[tokio::test]
 async fn an_engine_that_is_killed_under_load_costs_no_request_without_a_byte() {
     let mut fleet = Fleet::start(slow(3)).await.unwrap();
-    let sent = in_flight(&fleet, 15).await;
+    let sent = in_flight(&fleet, 48).await;
     fleet.engines.remove(0).kill().await.unwrap();
     all_served(sent).await;
 }

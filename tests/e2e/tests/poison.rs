@@ -96,15 +96,14 @@ async fn a_stream_cut_by_a_death_counts_too() {
 async fn those_that_die_beside_a_poison_request_are_served() {
     let mut config = FleetConfig::tiny(4, Mode::RoundRobin);
     config.engine_args = ["--block-size", "32", "--blocks", "4000", "--decode-ms", "30"].map(str::to_owned).to_vec();
-    config.balancer_extra = "health: {slow_start: 0s}\nretry_percent: 100\n".to_owned();
+    config.balancer_extra = "health: {slow_start: 0s}\n".to_owned();
     let fleet = Fleet::start(config).await.unwrap();
     for engine in 0..4 {
         fault(&fleet, engine, json!({"fault": "die_of", "text": MAGIC})).await;
     }
     let url = fleet.chat_url().unwrap();
     // Answers that are not streamed: nothing of them has been seen when their engine dies.
-    // No more than the retries that are saved up.
-    let others = (0..16).map(|n| {
+    let others = (0..24).map(|n| {
         let (client, url) = (fleet.client.clone(), url.clone());
         tokio::spawn(async move { client.post(&url, ask(&format!("other {n}"), false, 40)).await.unwrap() })
     });

@@ -52,6 +52,16 @@ fn a_message_makes_a_stale_worker_fresh() {
 }
 
 #[test]
+fn another_pool_of_the_model_counts_while_it_takes_requests() {
+    let (mut fleet, now) = (Fleet::new(Freshness::default()), Instant::now());
+    fleet.add(about(1, &["m"], &[]), now);
+    assert!(!fleet.is_served_elsewhere(&1, "m", now));
+    fleet.add(about(2, &["m"], &[]), now);
+    assert!(fleet.is_served_elsewhere(&1, "m", now) && !fleet.is_served_elsewhere(&1, "n", now));
+    assert!(!fleet.is_served_elsewhere(&1, "m", now + millis(5000)));
+}
+
+#[test]
 fn names_resolve_to_pools_and_adapters() {
     let (mut fleet, now) = (Fleet::new(Freshness::default()), Instant::now());
     fleet.add(about(1, &["m"], &["ada"]), now);

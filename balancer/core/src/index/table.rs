@@ -2,7 +2,8 @@
 //!
 //! Lines of 64 bytes hold five entries each. An entry lies in the first line from its home that had room; every line it passed counts it, so
 //! a search ends at a line that no entry has passed. Entries never move: a shard that is full is copied into a larger one, and readers of the old one keep
-//! its last state. Beside each line lies a word of *tags*, a byte per entry: it settles most searches for absent blocks, in an eighth of the memory.
+//! its last state. Beside each line lies a word of *tags*: a byte per entry, and a filter of those that passed. It settles most searches for absent
+//! blocks, in an eighth of the memory.
 //!
 //! **Invariant:** a slot is given to another hash only two epochs after its entry died, so a reader that saw it living notices (see the parent
 //! module); one that saw it dead reads the key again after the id.
@@ -37,10 +38,28 @@ impl Line {
         }
         (hits != 0).then(|| hits.trailing_zeros() as usize)
     }
+
+    /// For readers: the id at `key`, 0 for a dead entry; `None` when it is not in this line.
+    #[inline]
+    fn get(&self, key: u64) -> Option<u32> {
+        let slot = self.find(key)?;
+        fence(Ordering::Acquire);
+        let id = self.ids[slot].load(Ordering::Acquire);
+        // The entry may have been dead for long, and its slot given away since its key was read. The new key was written before
+        // the new id, so it is seen by who has seen the id.
+        let is_still = self.keys[slot].load(Ordering::Relaxed) == key;
+        Some(if is_still && id & DEAD == 0 { id } else { 0 })
+    }
 }
 
-/// In a line's tags: some entry passed the line. Below are its slots' tags, 0 for a free slot.
-const PASSED: u64 = 1 << (8 * SLOTS);
+/// In a line's tags: a filter of the entries that passed the line. Below are its slots' tags, 0 for a free slot.
+const PASSED: u64 = 0xFFFF << 48;
+
+/// The key's bit among [`PASSED`]: set in every line that it passed, and in some that it did not.
+#[inline]
+fn passing(spread: u64) -> u64 {
+    1 << (48 + (spread >> 8 & 15))
+}
 
 /// One byte of the key that neither its shard nor its home depends on; never 0.
 #[inline]
@@ -61,6 +80,26 @@ fn may_hold(tags: u64, tag: u64) -> bool {
 struct Part {
     tags: Arc<[AtomicU64]>,
     lines: Arc<[Line]>,
+}
+
+impl Part {
+    /// [`Shards::get`] in the lines after `home`, which the key may have passed.
+    #[cold]
+    fn get_after(&self, home: usize, key: u64) -> u32 {
+        let spread = spread(key);
+        for at in (home + 1..self.lines.len()).chain(0..home) {
+            let tags = self.tags[at].load(Ordering::Acquire);
+            if may_hold(tags, tag(spread))
+                && let Some(id) = self.lines[at].get(key)
+            {
+                return id;
+            }
+            if tags & passing(spread) == 0 {
+                return 0;
+            }
+        }
+        0
+    }
 }
 
 /// Keys are never 0, which marks a free slot. The product spreads keys that are not uniform.
@@ -88,27 +127,15 @@ impl Shards {
     #[inline]
     pub fn get(&self, key: u64) -> u32 {
         let spread = spread(key);
-        let Part { tags, lines } = &self.0[shard_of(spread)];
-        let tag = tag(spread);
-        let mut at = home(spread, lines);
-        for _ in 0..lines.len() {
-            let tags = tags[at].load(Ordering::Acquire);
-            if may_hold(tags, tag)
-                && let Some(slot) = lines[at].find(key)
-            {
-                fence(Ordering::Acquire);
-                let id = lines[at].ids[slot].load(Ordering::Acquire);
-                // The entry may have been dead for long, and its slot given away since its key was read. The new key was written before
-                // the new id, so it is seen by who has seen the id.
-                let is_still = lines[at].keys[slot].load(Ordering::Relaxed) == key;
-                return if is_still && id & DEAD == 0 { id } else { 0 };
-            }
-            if tags & PASSED == 0 {
-                return 0;
-            }
-            at = if at + 1 == lines.len() { 0 } else { at + 1 };
+        let part = &self.0[shard_of(spread)];
+        let at = home(spread, &part.lines);
+        let tags = part.tags[at].load(Ordering::Acquire);
+        if may_hold(tags, tag(spread))
+            && let Some(id) = part.lines[at].get(key)
+        {
+            return id;
         }
-        0
+        if tags & passing(spread) == 0 { 0 } else { part.get_after(at, key) }
     }
 
     /// Key and id of every slot; id 0 for a free one or a dead entry.
@@ -121,16 +148,14 @@ impl Shards {
         })
     }
 
-    /// False: nobody holds `key`. Reads tags alone, without a branch on them, so that independent calls overlap; true for a few of a hundred absent
-    /// keys too, and wherever more than two lines would have to be looked at.
+    /// False: nobody holds `key`. Reads one word of tags, without a branch on it, so that independent calls overlap; true for a few of a hundred
+    /// absent keys too.
     #[inline]
     pub fn maybe(&self, key: u64) -> bool {
         let spread = spread(key);
         let Part { tags, lines } = &self.0[shard_of(spread)];
-        let (at, tag) = (home(spread, lines), tag(spread));
-        let after = if at + 1 == tags.len() { 0 } else { at + 1 };
-        let (here, there) = (tags[at].load(Ordering::Acquire), tags[after].load(Ordering::Acquire));
-        may_hold(here, tag) | ((here & PASSED != 0) & (may_hold(there, tag) | (there & PASSED != 0)))
+        let tags = tags[home(spread, lines)].load(Ordering::Acquire);
+        may_hold(tags, tag(spread)) | (tags & passing(spread) != 0)
     }
 
     /// Asks for what [`Self::get`] will read at the key's home; independent calls overlap in memory. The value means nothing.
@@ -173,12 +198,21 @@ impl Shard {
         &self.part.lines
     }
 
-    /// One more entry passes the line, or one less.
-    fn pass(&self, at: usize, more: bool) {
+    /// One more entry passes the line: the one with this bit among [`PASSED`].
+    fn pass(&self, at: usize, bit: u64) {
         let passed = &self.lines()[at].passed;
-        let count = passed.load(Ordering::Relaxed).wrapping_add(if more { 1 } else { u32::MAX });
+        passed.store(passed.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        self.mark(at, bit, bit);
+    }
+
+    /// One entry less passes the line. Its bit may be another's too, so bits go only with the last.
+    fn unpass_line(&self, at: usize) {
+        let passed = &self.lines()[at].passed;
+        let count = passed.load(Ordering::Relaxed) - 1;
         passed.store(count, Ordering::Relaxed);
-        self.mark(at, PASSED, if count > 0 { PASSED } else { 0 });
+        if count == 0 {
+            self.mark(at, PASSED, 0);
+        }
     }
 
     /// Replaces some bits of a line's tags.
@@ -207,7 +241,7 @@ impl Shard {
     fn unpass(&self, key: u64, until: usize) {
         let mut line = home(spread(key), self.lines());
         while line != until {
-            self.pass(line, false);
+            self.unpass_line(line);
             line = self.next(line);
         }
     }
@@ -239,7 +273,7 @@ impl Shard {
         self.live += 1;
         let mut passed = home;
         while passed != at {
-            self.pass(passed, true);
+            self.pass(passed, passing(spread(key)));
             passed = self.next(passed);
         }
     }
@@ -303,14 +337,17 @@ impl Table {
         self.live
     }
 
-    /// Brings the keys' home lines and tags near, all at once.
+    /// Brings the keys' home lines near, all at once. Of their tags only a lone key's: tags are written by what adds a key, and in a batch
+    /// nothing waits for that.
     #[inline]
-    pub fn touch(&self, keys: impl Iterator<Item = u64>) {
+    pub fn touch(&self, keys: impl ExactSizeIterator<Item = u64>) {
+        let lone = keys.len() == 1;
         let sum = keys.fold(0, |sum, key| {
             let spread = spread(key);
             let Part { tags, lines } = &self.shards[shard_of(spread)].part;
             let at = home(spread, lines);
-            sum ^ lines[at].keys[0].load(Ordering::Relaxed) ^ tags[at].load(Ordering::Relaxed)
+            let tags = if lone { tags[at].load(Ordering::Relaxed) } else { 0 };
+            sum ^ lines[at].keys[0].load(Ordering::Relaxed) ^ tags
         });
         std::hint::black_box(sum);
     }
@@ -438,45 +475,7 @@ impl Table {
             }
         }
     }
-
-    /// Ids of all living entries.
-    #[cfg(test)]
-    pub fn each(&self, look: impl FnMut(u32)) {
-        let lines = self.shards.iter().flat_map(|shard| shard.lines().iter());
-        let ids = lines.flat_map(|line| &line.ids).map(|id| id.load(Ordering::Relaxed));
-        ids.filter(|id| *id != 0 && *id & DEAD == 0).for_each(look);
-    }
-
-    #[cfg(test)]
-    pub fn check(&self) {
-        let mut live = 0;
-        for shard in &self.shards {
-            let mut passed = vec![0_u32; shard.lines().len()];
-            let (mut alive, mut used) = (0, 0);
-            for (at, line) in shard.lines().iter().enumerate() {
-                let tags = shard.part.tags[at].load(Ordering::Relaxed);
-                assert_eq!(tags & PASSED != 0, line.passed.load(Ordering::Relaxed) > 0);
-                for (slot, (key, id)) in line.keys.iter().zip(&line.ids).enumerate() {
-                    let (key, id) = (key.load(Ordering::Relaxed), id.load(Ordering::Relaxed));
-                    let marked = tags >> (8 * slot) & 0xFF;
-                    if key == 0 {
-                        assert_eq!((id, marked), (0, 0));
-                        continue;
-                    }
-                    assert_eq!(marked, tag(spread(key)));
-                    used += 1;
-                    alive += usize::from(id & DEAD == 0);
-                    let mut line = home(spread(key), shard.lines());
-                    while line != at {
-                        passed[line] += 1;
-                        line = shard.next(line);
-                    }
-                }
-            }
-            let counted: Vec<_> = shard.lines().iter().map(|line| line.passed.load(Ordering::Relaxed)).collect();
-            assert_eq!((passed, alive, used), (counted, shard.live, shard.used));
-            live += alive;
-        }
-        assert_eq!(live, self.live);
-    }
 }
+
+#[cfg(test)]
+mod check;

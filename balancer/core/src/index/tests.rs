@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use super::*;
 
 mod chains;
+mod depth;
 mod grace;
 mod model;
 mod readers;

@@ -123,3 +123,27 @@ fn an_engine_that_does_not_tell_salts_gets_no_credit() {
     let view = |version| send(Some("a"), &body, &facts(version), &MediaSource::EngineOnly).prepared.view.to_string();
     assert_eq!(["0.5.17", "0.5.18"].map(view), ["none;reason=cache_salt", "exact"]);
 }
+
+#[test]
+fn an_encoder_renames_images_and_nothing_else() {
+    let facts = EngineFacts { kind: EngineKind::Vllm, ..engine(0) };
+    let (body, media) = (json!({"messages": [{"role": "user", "content": [image()]}]}), MediaSource::EngineOnly);
+    let preparer = Preparer::load(Path::new(MODEL), ClientUuid::Keep).unwrap();
+    let text = body.to_string();
+    let request = Request::parse(ApiPath::ChatCompletions, text.as_bytes()).unwrap();
+    let named = |encoder: Option<[u8; 32]>, isolation: Option<&Isolation>| {
+        let target = Target { encoder, isolation, ..target(&facts, BlockSize::new(4).unwrap(), &media) };
+        let prepared = preparer.prepare(&request, target);
+        (prepared.media[0].id.unwrap(), prepared.preamble.identities.first().map(|identity| identity.id))
+    };
+    let (plain, set) = named(None, None);
+    assert_eq!(set, None, "a client's uuid is kept, so none is set");
+    let rule = |id: MediaId, fingerprint: u8| {
+        let bytes = [&b"fovea-embedding"[..], &id.0, &[fingerprint; 32]].concat();
+        MediaId(*blake3::hash(&bytes).as_bytes())
+    };
+    assert_eq!(named(Some([7; 32]), None), (rule(plain, 7), Some(rule(plain, 7))));
+    assert_ne!(named(Some([8; 32]), None), named(Some([7; 32]), None));
+    let one = Isolation::new(b"s", "a");
+    assert_eq!(named(Some([7; 32]), Some(&one)).0, rule(one.media_id(plain), 7));
+}

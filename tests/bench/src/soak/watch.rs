@@ -106,13 +106,13 @@ impl Found {
     }
 }
 
-/// Last tenth against the third: memory as the ratio of means, descriptors as the difference of the most.
+/// Last tenth against the third: memory as the ratio of means, descriptors as the difference of the least, which a leak raises and a burst does not.
 fn growth(samples: &[[Sample; 2]], program: usize) -> (f64, i64) {
     let tenth = samples.len() / 10;
     let part = |at: usize| samples.iter().skip(at * tenth).take(tenth.max(1)).map(move |sample| sample[program]);
     let mean = |at| ratio(part(at).map(|sample| sample.rss_kib).sum()) / ratio(tenth.max(1) as u64);
-    let most = |at| part(at).map(|sample| sample.fds).max().unwrap_or(0).cast_signed();
-    (mean(9) / f64::max(mean(2), 1.0), most(9) - most(2))
+    let least = |at| part(at).map(|sample| sample.fds).min().unwrap_or(0).cast_signed();
+    (mean(9) / f64::max(mean(2), 1.0), least(9) - least(2))
 }
 
 fn mib(kib: u64) -> f64 {
