@@ -124,7 +124,8 @@ async fn serve(
     };
     links.spawn(tenants::watch(tenants, metrics.tenants.clone(), config.access.keys_poll, links.token()));
     for engine in &config.workers {
-        let plain = plain::follow(engine.clone(), Arc::clone(&workers), metrics.plain.clone(), links.token());
+        let (workers, metrics) = (Arc::clone(&workers), metrics.plain.clone());
+        let plain = plain::follow(engine.clone(), keys.engines.clone(), workers, metrics, links.token());
         links.spawn(plain);
     }
     let front = Front::new(config, access, front_workers, models, fetcher, metrics.clone(), shutdown.token());

@@ -16,6 +16,7 @@ use fovea_gossip::message::{EngineFacts, HashScheme};
 use fovea_gossip::preamble::Preamble;
 use fovea_openai::edit::Edits;
 use fovea_service::snake_case_labels;
+use http::HeaderValue;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -83,9 +84,16 @@ pub fn body(record: &Preamble, body: &Bytes) -> Option<Bytes> {
 }
 
 /// Follows one engine until stopped.
-pub async fn follow(config: PlainConfig, workers: Arc<Workers>, metrics: PlainMetrics, stop: CancellationToken) {
+/// `key` = `authorization` that engines want, if they do.
+pub async fn follow(
+    config: PlainConfig,
+    key: Option<HeaderValue>,
+    workers: Arc<Workers>,
+    metrics: PlainMetrics,
+    stop: CancellationToken,
+) {
     let mut engine = Engine { config, workers, seat: None, slow: 0 };
-    let mut prober = Prober::new();
+    let mut prober = Prober::new(key);
     let mut tick = interval(PROBE_EVERY);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while stop.run_until_cancelled(tick.tick()).await.is_some() {
@@ -120,7 +128,11 @@ impl Engine {
                     _ => self.join(served, now),
                 }
             }
-            Err(Failure::Slow) if self.slow < SLOW_MAX => self.slow += 1,
+            Err(Failure::Slow) if self.slow < SLOW_MAX => {
+                self.slow += 1;
+                // Slow is not gone: it keeps its place until the limit.
+                self.workers.heard(self.seat.iter().map(|seat| seat.key), now);
+            }
             Err(failure) => self.leave(&failure.to_string()),
         }
     }

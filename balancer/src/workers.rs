@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use fovea_balancer_core::choose::{self, Candidate, Explained, Mode, Query};
 use fovea_balancer_core::fleet::{Description, Fleet, Freshness, Resolved, Served, State, Worker, WorkerKey};
+use fovea_balancer_core::health::{self, Health};
 use fovea_balancer_core::history::Recall;
 use fovea_balancer_core::index::{Index, Reader, WorkerDepth, WorkerIndex};
-use fovea_balancer_core::health::{self, Health};
 use fovea_balancer_core::load::{BookingId, Charge, Report};
 use fovea_gossip::message::EngineFacts;
 use fovea_kv::SequenceHash;
@@ -198,11 +198,20 @@ impl Workers {
 
     /// Adds a worker and gives it a place in its pool's index, freed by [`Self::remove`]. Equal pools become one.
     pub fn add(&self, mut about: Description<PoolRef>, now: Instant) -> (WorkerKey, Description<PoolRef>) {
-        let mut fleet = self.fleet();
-        if let Some(pool) = fleet.pool_like(&about.pool) {
+        if let Some(pool) = self.fleet().pool_like(&about.pool) {
             about.pool = pool;
         }
+        // A snapshot may be holding the index for a while; routing must not wait for it.
         about.index = about.pool.index_mut().add_worker();
+        let mut fleet = self.fleet();
+        while let Some(pool) = fleet.pool_like(&about.pool).filter(|pool| !Arc::ptr_eq(pool, &about.pool)) {
+            // Another worker began an equal pool meanwhile.
+            drop(fleet);
+            about.pool.index_mut().remove_worker(about.index);
+            about.index = pool.index_mut().add_worker();
+            about.pool = pool;
+            fleet = self.fleet();
+        }
         let key = fleet.add(about.clone(), now);
         self.health().add(key, now);
         self.freed.notify_one();

@@ -17,6 +17,8 @@ use crate::closed_loop;
 use crate::config::{Config, base_url};
 use crate::debug;
 use crate::discover::Entry;
+use crate::encode::Encoding;
+use crate::encode::start::Starter;
 use crate::engine::watch::Watch;
 use crate::gossip::Gossip;
 use crate::gossip::link::Credentials;
@@ -58,6 +60,7 @@ pub struct App {
     /// Ends admin port and balancer streams, after the requests.
     late: CancellationToken,
     in_flight: TaskTracker,
+    encoding: Option<Arc<Encoding>>,
 }
 
 impl App {
@@ -77,6 +80,7 @@ impl App {
         let budget = Budget::new(config.limits.bodies_max.as_u64(), config.timeouts.budget);
         let engine = client(config.timeouts.connect);
         let in_flight = TaskTracker::new();
+        let encoding = config.encoder.is_on().then(|| Arc::new(Encoding::new(config.encoder.clone())));
         let shared = Arc::new(Shared {
             state: Arc::clone(&state),
             metrics: metrics.proxy.clone(),
@@ -92,17 +96,19 @@ impl App {
             model_dir: config.model.dir.clone(),
             flights: AtomicU64::new(new_epoch(0)),
             in_flight: in_flight.clone(),
+            encoding: encoding.clone(),
             forward: Forward {
                 client: engine.clone(),
                 target: Arc::new(target),
                 first_byte: config.timeouts.first_byte,
             },
         });
-        let app = Self { http, admin, state, config, shutdown, late: CancellationToken::new(), in_flight };
+        let app = Self { http, admin, state, config, shutdown, late: CancellationToken::new(), in_flight, encoding };
         app.shutdown.spawn(serve(listener, shared, requests, app.config.limits.connections_max, app.shutdown.clone()));
         tokio::spawn(reload::watch(watched, reload::LOOK_EVERY, app.late.clone()));
         let settling = closed_loop::run(Arc::clone(&app.state), metrics.closed_loop.clone(), app.late.clone());
         tokio::spawn(settling);
+        app.encode(engine.clone());
         app.watch(engine, metrics.clone(), budget);
         app.gossip(metrics, balancers);
         app.serve_admin(admin_listener, registry);
@@ -127,6 +133,12 @@ impl App {
         self.shutdown.spawn(watch.run());
     }
 
+    fn encode(&self, client: crate::engine::discover::EngineClient) {
+        let Some(encoding) = self.encoding.clone() else { return };
+        let (config, state, stop) = (Arc::clone(&self.config), Arc::clone(&self.state), self.late.clone());
+        tokio::spawn(Starter { encoding, state, config, client, stop }.run());
+    }
+
     fn gossip(&self, metrics: Metrics, credentials: Credentials) {
         let gossip = Gossip {
             balancers: self.config.balancers.iter().filter_map(|text| Entry::parse(text).ok()).collect(),
@@ -143,13 +155,17 @@ impl App {
 
     fn serve_admin(&self, listener: TcpListener, registry: Registry) {
         let (ready, debugged, diverged) = (Arc::clone(&self.state), Arc::clone(&self.state), Arc::clone(&self.state));
+        let (encoding, debugged_encoding) = (self.encoding.clone(), self.encoding.clone());
         let ready = move || match (ready.is_draining(), ready.is_up()) {
             (true, _) => Readiness::NotReady("draining".to_owned()),
             (_, false) => Readiness::NotReady("the engine does not answer".to_owned()),
-            _ => Readiness::Ready,
+            _ => match encoding.as_ref().and_then(|encoding| encoding.problem()) {
+                Some(problem) => Readiness::NotReady(format!("encoder: {problem}")),
+                None => Readiness::Ready,
+            },
         };
         let admin = Admin::new(Arc::new(registry), ready)
-            .route("/debug/state", move || debug::state(&debugged))
+            .route("/debug/state", move || debug::state(&debugged, debugged_encoding.as_deref()))
             .route("/debug/divergences", move || closed_loop::divergences(&diverged))
             .action("/drain", drain(Arc::clone(&self.state), self.in_flight.clone(), self.config.timeouts.drain));
         tokio::spawn(admin::serve(listener, admin, self.late.clone()));

@@ -1,5 +1,7 @@
 //! `sidecar.yaml`: typed, closed, checked once before any port is bound. `docs/operate/sidecar.md` explains every field.
 
+pub mod encoder;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -39,6 +41,8 @@ pub struct Config {
     pub limits: Limits,
     pub timeouts: Timeouts,
     pub trust: Trust,
+    /// An encoder of one's own in front of the engine.
+    pub encoder: encoder::EncoderConfig,
     /// Engine paths passed on besides the built-in ones, e.g. `/reset_prefix_cache`. Exact match.
     pub allow_paths: Vec<String>,
     pub log: LogConfig,
@@ -243,6 +247,7 @@ impl Default for Config {
             limits: Limits::default(),
             timeouts: Timeouts::default(),
             trust: Trust::default(),
+            encoder: encoder::EncoderConfig::default(),
             allow_paths: Vec::new(),
             log: LogConfig::default(),
         }
@@ -340,6 +345,10 @@ impl Validate for Config {
             return invalid("engine.url", "is no base url", "write one such as `http://127.0.0.1:8200`");
         }
         self.validate_links()?;
+        self.encoder.validate().map_err(|wrong| wrong.within("encoder"))?;
+        if self.encoder.is_on() && self.trust.client_embeddings {
+            return invalid("trust.client_embeddings", "is set beside an encoder", "leave it out");
+        }
         if self.events.bind && self.events.endpoint.is_empty() {
             return invalid(
                 "events.endpoint",

@@ -2,10 +2,11 @@
 
 use serde_json::{Value, json};
 
+use crate::encode::Encoding;
 use crate::state::State;
 use crate::worker::{Worker, lock};
 
-pub fn state(state: &State) -> Value {
+pub fn state(state: &State, encoding: Option<&Encoding>) -> Value {
     let engine = state.facts().map(|facts| {
         json!({
             "version": facts.version,
@@ -25,6 +26,7 @@ pub fn state(state: &State) -> Value {
         "engine": engine,
         "workers": state.workers().iter().map(|worker| shown(worker)).collect::<Vec<_>>(),
         "balancers": balancers,
+        "encoder": encoding.map(Encoding::debug),
     })
 }
 

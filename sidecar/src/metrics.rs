@@ -2,10 +2,10 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use fovea_gossip::auth::AuthError;
 use fovea_kv::Tier;
 use fovea_kv::event::Skipped;
 use fovea_kv::replica::Count;
-use fovea_gossip::auth::AuthError;
 use fovea_service::label::Snake;
 use fovea_service::tls::metrics::TlsMetrics;
 use fovea_sidecar_core::publish::{Counters, Gauges};

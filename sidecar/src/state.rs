@@ -56,6 +56,9 @@ pub struct State {
     publish: publish::Config,
     tokens_min: u32,
     configured: EngineKind,
+    /// Fingerprint of the encoder. While there is to be one and it is not known, nothing is said to balancers.
+    encoder: Mutex<Option<[u8; 32]>>,
+    encoder_wanted: bool,
 }
 
 impl State {
@@ -84,6 +87,8 @@ impl State {
             },
             tokens_min: config.blocks.tokens_min,
             configured: config.engine.kind.known().unwrap_or(EngineKind::Vllm),
+            encoder: Mutex::new(None),
+            encoder_wanted: config.encoder.is_on(),
         })
     }
 
@@ -175,6 +180,12 @@ impl State {
         lock(&self.facts).clone()
     }
 
+    /// The encoder serves.
+    pub fn set_encoder(&self, fingerprint: [u8; 32]) {
+        *lock(&self.encoder) = Some(fingerprint);
+        self.refresh_hello();
+    }
+
     /// Family of the engine; of one not seen yet as configured.
     pub fn kind(&self) -> EngineKind {
         lock(&self.facts).as_ref().map_or(self.configured, |facts| facts.kind)
@@ -188,6 +199,10 @@ impl State {
     /// Makes the hello anew; streams send it when it differs.
     pub fn refresh_hello(&self) {
         let Some(mut engine) = self.facts() else { return };
+        let encoder_fingerprint = *lock(&self.encoder);
+        if self.encoder_wanted && encoder_fingerprint.is_none() {
+            return;
+        }
         let workers = self.workers();
         engine.hybrid |= workers.iter().any(|worker| worker.is_hybrid());
         if workers.iter().any(|worker| worker.has_pairs()) {
@@ -200,7 +215,7 @@ impl State {
             workers: workers.iter().map(|worker| worker.facts()).collect(),
             draining: self.is_draining() || !self.is_up(),
             media_trusted: workers.iter().all(|worker| worker.media_trusted()),
-            encoder_fingerprint: None,
+            encoder_fingerprint,
         };
         self.hello.send_if_modified(|old| {
             let changed = old.as_deref() != Some(&hello);

@@ -76,10 +76,13 @@ enum Breaker {
 #[derive(Clone, Debug)]
 struct WorkerHealth {
     born_at: Instant,
-    /// Times of failures within the window, oldest first.
-    failures: VecDeque<Instant>,
+    /// Times of failures within the window, oldest first, and how many answers came after each.
+    failures: VecDeque<(Instant, u64)>,
     breaker: Breaker,
 }
+
+/// One failure in so many answers is no sickness: a busy worker has its share of requests that fail by themselves.
+const FAILED_SHARE: u64 = 10;
 
 /// The health of all workers of a balancer.
 #[derive(Clone, Debug)]
@@ -129,20 +132,26 @@ impl Health {
                 worker.breaker = Breaker::Closed;
                 worker.failures.clear();
             }
-            (Sign::Served, Breaker::Closed) => {}
+            (Sign::Served, Breaker::Closed) => {
+                if let Some((_, served)) = worker.failures.back_mut() {
+                    *served += 1;
+                }
+            }
             (Sign::Failed, Breaker::HalfOpen { .. }) => {
                 worker.breaker = Breaker::Open { until: now + open_for };
                 self.ejections += 1;
             }
             (Sign::Failed, Breaker::Open { .. }) => {}
             (Sign::Failed, Breaker::Closed) => {
-                let is_old = |at: &Instant| now.saturating_duration_since(*at) >= window;
+                let is_old = |(at, _): &(Instant, u64)| now.saturating_duration_since(*at) >= window;
                 while worker.failures.len() >= FAILURES_MAX || worker.failures.front().is_some_and(is_old) {
                     worker.failures.pop_front();
                 }
-                worker.failures.push_back(now);
+                worker.failures.push_back((now, 0));
                 let limit = usize::try_from(failures_max).unwrap_or(usize::MAX).min(FAILURES_MAX);
-                if failures_max > 0 && worker.failures.len() >= limit {
+                let served: u64 = worker.failures.iter().map(|(_, served)| served).sum();
+                let share = worker.failures.len() as u64 * FAILED_SHARE >= served;
+                if failures_max > 0 && worker.failures.len() >= limit && share {
                     worker.breaker = Breaker::Open { until: now + open_for };
                     worker.failures.clear();
                     self.ejections += 1;

@@ -1,13 +1,16 @@
 //! Requests that wait for room at a worker: who is next.
 //!
-//! Lower priority first, as vLLM reads its `priority` field. Within one priority tenants take turns by deficit round robin, counted in
-//! prompt tokens, so that a tenant with many or long requests waits behind itself; within one tenant first come, first served.
+//! Tenants take turns by deficit round robin, counted in prompt tokens, so that a tenant with many or long requests waits behind itself.
+//! Within one tenant lower priority goes first, as vLLM reads its `priority` field, then first come, first served: a client's priority moves
+//! nobody but its own tenant's others.
 //! **Invariant:** at most `waiting_max` wait; an answer to [`Queue::leave`] leaves nothing behind.
 
 use std::collections::{BTreeMap, VecDeque};
 
 /// Tokens that a tenant may take in one turn: about one prompt.
 const QUANTUM_TOKENS: u64 = 8_192;
+/// Tokens that a request counts for at least: an answer costs something too.
+const REQUEST_TOKENS_MIN: u64 = 256;
 /// Priorities beyond these are cut to them.
 pub const PRIORITIES: std::ops::RangeInclusive<i64> = -1_000..=1_000;
 
@@ -30,7 +33,6 @@ pub struct Claim {
 
 #[derive(Clone, Debug)]
 struct Waiting<T> {
-    ticket: Ticket,
     tokens: u64,
     what: T,
 }
@@ -38,7 +40,8 @@ struct Waiting<T> {
 #[derive(Clone, Debug)]
 struct Lane<T> {
     tenant: u32,
-    waiting: VecDeque<Waiting<T>>,
+    /// By priority, then as they came; not empty.
+    waiting: BTreeMap<(i64, Ticket), Waiting<T>>,
     /// Tokens it may still take in this turn.
     credit: u64,
     /// Tokens that it gets per turn.
@@ -48,7 +51,7 @@ struct Lane<T> {
 impl<T> Lane<T> {
     /// Tokens that its first one lacks.
     fn need(&self) -> u64 {
-        self.waiting.front().map_or(0, |first| first.tokens.saturating_sub(self.credit))
+        self.waiting.first_key_value().map_or(0, |(_, first)| first.tokens.saturating_sub(self.credit))
     }
 }
 
@@ -56,8 +59,8 @@ impl<T> Lane<T> {
 #[derive(Clone, Debug)]
 pub struct Queue<T> {
     waiting_max: usize,
-    /// By priority, tenants in order of their turns; none is empty.
-    levels: BTreeMap<i64, VecDeque<Lane<T>>>,
+    /// Tenants in order of their turns.
+    lanes: VecDeque<Lane<T>>,
     /// Where each waits.
     places: BTreeMap<Ticket, (i64, u32)>,
     next: u64,
@@ -65,7 +68,7 @@ pub struct Queue<T> {
 
 impl<T> Queue<T> {
     pub fn new(waiting_max: usize) -> Self {
-        Self { waiting_max, levels: BTreeMap::new(), places: BTreeMap::new(), next: 0 }
+        Self { waiting_max, lanes: VecDeque::new(), places: BTreeMap::new(), next: 0 }
     }
 
     pub fn len(&self) -> usize {
@@ -76,26 +79,29 @@ impl<T> Queue<T> {
         self.places.is_empty()
     }
 
-    /// Takes a place; `what` comes back when the queue is full.
+    /// Takes a place; `what` comes back when the queue is full, or when the tenant, if told apart, has half of it.
     ///
     /// # Errors
     /// When as many wait as may.
     pub fn join(&mut self, claim: Claim, what: T) -> Result<Ticket, T> {
-        if self.places.len() >= self.waiting_max {
+        let place = self.lanes.iter().position(|lane| lane.tenant == claim.tenant);
+        let own = place.map_or(0, |at| self.lanes[at].waiting.len());
+        let own_max = if claim.tenant == 0 { self.waiting_max } else { self.waiting_max.div_ceil(2) };
+        if self.places.len() >= self.waiting_max || own >= own_max {
             return Err(what);
         }
         let ticket = Ticket(self.next);
         self.next += 1;
         let priority = claim.priority.clamp(*PRIORITIES.start(), *PRIORITIES.end());
-        let lanes = self.levels.entry(priority).or_default();
-        let waiting = Waiting { ticket, tokens: claim.tokens, what };
+        let waiting = Waiting { tokens: claim.tokens.max(REQUEST_TOKENS_MIN), what };
         let quantum = QUANTUM_TOKENS * u64::from(claim.weight.max(1));
-        match lanes.iter_mut().find(|lane| lane.tenant == claim.tenant) {
-            Some(lane) => {
-                lane.waiting.push_back(waiting);
-                lane.quantum = quantum;
-            }
-            None => lanes.push_back(Lane { tenant: claim.tenant, waiting: [waiting].into(), credit: 0, quantum }),
+        if let Some(at) = place {
+            let lane = &mut self.lanes[at];
+            lane.waiting.insert((priority, ticket), waiting);
+            lane.quantum = quantum;
+        } else {
+            let waiting = BTreeMap::from([((priority, ticket), waiting)]);
+            self.lanes.push_back(Lane { tenant: claim.tenant, waiting, credit: 0, quantum });
         }
         self.places.insert(ticket, (priority, claim.tenant));
         Ok(ticket)
@@ -103,8 +109,7 @@ impl<T> Queue<T> {
 
     /// The next in turn.
     pub fn pop(&mut self) -> Option<(Ticket, T)> {
-        let mut level = self.levels.first_entry()?;
-        let lanes = level.get_mut();
+        let lanes = &mut self.lanes;
         // A long prompt saves up over several rounds; all but the last at once, so that the work is bounded by the number of tenants.
         let rounds = lanes.iter().map(|lane| lane.need().div_ceil(lane.quantum)).min()?;
         lanes.iter_mut().for_each(|lane| lane.credit += rounds.saturating_sub(1) * lane.quantum);
@@ -115,7 +120,7 @@ impl<T> Queue<T> {
             if lane.need() == 0 { lanes.push_front(lane) } else { lanes.push_back(lane) }
         }
         let lane = lanes.front_mut()?;
-        let first = lane.waiting.pop_front()?;
+        let ((_, ticket), first) = lane.waiting.pop_first()?;
         lane.credit = lane.credit.saturating_sub(first.tokens);
         if lane.waiting.is_empty() {
             // Credit is not saved for later.
@@ -123,26 +128,17 @@ impl<T> Queue<T> {
         } else if lane.need() > 0 {
             lanes.rotate_left(1);
         }
-        if lanes.is_empty() {
-            level.remove();
-        }
-        self.places.remove(&first.ticket);
-        Some((first.ticket, first.what))
+        self.places.remove(&ticket);
+        Some((ticket, first.what))
     }
 
     /// Gives the place up. `None`: it is not waiting any more.
     pub fn leave(&mut self, ticket: Ticket) -> Option<T> {
         let (priority, tenant) = self.places.remove(&ticket)?;
-        let lanes = self.levels.get_mut(&priority)?;
-        let at = lanes.iter().position(|lane| lane.tenant == tenant)?;
-        let lane = &mut lanes[at];
-        let place = lane.waiting.binary_search_by_key(&ticket, |waiting| waiting.ticket).ok()?;
-        let left = lane.waiting.remove(place)?;
-        if lane.waiting.is_empty() {
-            lanes.remove(at);
-        }
-        if lanes.is_empty() {
-            self.levels.remove(&priority);
+        let at = self.lanes.iter().position(|lane| lane.tenant == tenant)?;
+        let left = self.lanes[at].waiting.remove(&(priority, ticket))?;
+        if self.lanes[at].waiting.is_empty() {
+            self.lanes.remove(at);
         }
         Some(left.what)
     }

@@ -1,6 +1,7 @@
 //! One completion request, from its body to the end of its answer.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -37,14 +38,21 @@ impl Front {
         let mut plan = self.plan(path, body.clone(), context).await?;
         self.charge(admitted, &plan, context)?;
         self.retries.earn();
-        let print = self.print(path, plan.body.as_ref().unwrap_or(&body)).await;
-        let mut asked = Asked { body: plan.body.as_ref().unwrap_or(&body), print };
-        let mut answered = self.answer_of_a_worker(client, &plan, &asked, context).await;
+        let print = self.print(path, admitted.tenant().number, plan.body.as_ref().unwrap_or(&body)).await;
+        let sent = AtomicBool::new(false);
+        let mut asked = Asked { body: plan.body.as_ref().unwrap_or(&body), print, sent: &sent };
+        let mut answered = Box::pin(self.answer_of_a_worker(client, &plan, &asked, context)).await;
         if let Err(Failed::Upstream(ErrorKind::NoWorker, _)) = answered {
             // The pool's workers have gone, or are in another pool by now: another one may serve the model.
             plan = self.plan(path, body.clone(), context).await?;
-            asked = Asked { body: plan.body.as_ref().unwrap_or(&body), print };
-            answered = self.answer_of_a_worker(client, &plan, &asked, context).await;
+            asked = Asked { body: plan.body.as_ref().unwrap_or(&body), print, sent: &sent };
+            answered = Box::pin(self.answer_of_a_worker(client, &plan, &asked, context)).await;
+        }
+        if sent.into_inner()
+            && let Err(Failed::ClientGone | Failed::Upstream(ErrorKind::UpstreamTimeout, _)) = answered
+        {
+            // An engine has worked for it, whoever stays to hear the answer.
+            admitted.served(None, Instant::now());
         }
         drop((body, room));
         let answered = match answered {
@@ -61,15 +69,15 @@ impl Front {
     }
 
     /// Names the request, where there is a quarantine.
-    async fn print(&self, path: ApiPath, body: &Bytes) -> Option<Fingerprint> {
+    async fn print(&self, path: ApiPath, tenant: u32, body: &Bytes) -> Option<Fingerprint> {
         if !self.suspects.enabled() {
             return None;
         }
         if body.len() <= INLINE_BYTES {
-            return Some(fingerprint::of(path, body));
+            return Some(fingerprint::of(path, tenant, body));
         }
         let body = body.clone();
-        tokio::task::spawn_blocking(move || fingerprint::of(path, &body)).await.ok()
+        tokio::task::spawn_blocking(move || fingerprint::of(path, tenant, &body)).await.ok()
     }
 
     fn failed(&self, failed: Failed, plan: &Plan, context: &Context) -> Result<End, Refusal> {

@@ -10,10 +10,10 @@ use crate::prepare::ApiPath;
 /// Strings are looked through in pieces of this many bytes: images are long and have neither quotes nor escapes.
 const PIECE_BYTES: usize = 64;
 
-/// Of a request's body.
-pub fn of(path: ApiPath, body: &[u8]) -> Fingerprint {
+/// Of a request's body. `tenant`: what one does with a body decides nothing for another.
+pub fn of(path: ApiPath, tenant: u32, body: &[u8]) -> Fingerprint {
     let mut hasher = blake3::Hasher::new_derive_key("fovea balancer, quarantine, version 1");
-    hasher.update(format!("{path:?}\n").as_bytes());
+    hasher.update(format!("{path:?} {tenant}\n").as_bytes());
     let mut rest = body;
     while !rest.is_empty() {
         let (token, after) = rest.split_at(token_bytes(rest));
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     fn print(body: &str) -> Fingerprint {
-        of(ApiPath::ChatCompletions, body.as_bytes())
+        of(ApiPath::ChatCompletions, 0, body.as_bytes())
     }
 
     #[test]
@@ -68,7 +68,7 @@ mod tests {
         let plain = print(r#"{"a":"x y","b":[1,2]}"#);
         assert_eq!(plain, print(" { \"a\" :\n\"x y\",\t\"b\": [1, 2 ]}\r\n"));
         assert_ne!(plain, print(r#"{"a":"xy","b":[1,2]}"#));
-        assert_ne!(plain, of(ApiPath::Completions, br#"{"a":"x y","b":[1,2]}"#));
+        assert_ne!(plain, of(ApiPath::Completions, 0, br#"{"a":"x y","b":[1,2]}"#));
     }
 
     #[test]

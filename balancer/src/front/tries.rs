@@ -2,6 +2,7 @@
 //!
 //! **Invariant:** a second try is made only while no byte of an answer has been seen, and once.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -31,6 +32,8 @@ pub(super) struct Asked<'a> {
     pub body: &'a Bytes,
     /// `None` = there is no quarantine.
     pub print: Option<Fingerprint>,
+    /// Some engine may have worked on it.
+    pub sent: &'a AtomicBool,
 }
 
 /// An answer whose head has come, and from whom.
@@ -75,6 +78,7 @@ impl Front {
         };
         let (route, trial) = self.place_while_there(client, plan, None, suspect, context).await?;
         let avoid = route.booked.key;
+        asked.sent.store(true, Ordering::Relaxed);
         let first = Box::pin(self.try_worker(client, plan, &route, asked.body, context)).await;
         let sight = self.judge(avoid, &first).await;
         // A worker that did not answer has nothing to carry from here.
@@ -153,9 +157,9 @@ impl Front {
             tokens: plan.load_tokens().into(),
             weight: tenant.map_or(1, |tenant| tenant.weight),
         };
-        let _turn = self.line.turn(&plan.pool, claim).await.map_err(|_| Failed::NoTurn)?;
         let deadline = Instant::now() + self.config.queue.wait_max;
         loop {
+            let turn = self.line.turn(&plan.pool, claim).await.map_err(|_| Failed::NoTurn)?;
             // Made before the look, so that no end of a trial is missed.
             let (ended, now) = (self.suspects.trial_ended(), Instant::now());
             let free = |key| Some(key) != avoid && (!suspect || self.suspects.is_free(key, now));
@@ -171,7 +175,8 @@ impl Front {
                     if left.is_zero() {
                         return Err(Failed::NoTurn);
                     }
-                    // However it ends: look again.
+                    // Others go on meanwhile. However it ends: look again.
+                    drop(turn);
                     let _ = tokio::time::timeout(left.min(self.suspects.trial_max()), ended).await;
                 }
                 None => {

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, StatusCode};
+use http::{HeaderValue, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -76,12 +76,14 @@ struct Model {
 /// Asks one engine.
 pub struct Prober {
     client: Client<HttpConnector, Empty<Bytes>>,
+    /// `authorization` that the engine wants; vLLM's `--api-key` guards `/v1/models`.
+    key: Option<HeaderValue>,
     address: Option<SocketAddr>,
 }
 
 impl Prober {
-    pub fn new() -> Self {
-        Self { client: Client::builder(TokioExecutor::new()).build_http(), address: None }
+    pub fn new(key: Option<HeaderValue>) -> Self {
+        Self { client: Client::builder(TokioExecutor::new()).build_http(), key, address: None }
     }
 
     /// # Errors
@@ -114,6 +116,9 @@ impl Prober {
         let uri = uri.build().map_err(|_| Failure::Unresolved)?;
         let mut request = Request::new(Empty::new());
         *request.uri_mut() = uri;
+        if let Some(key) = &self.key {
+            request.headers_mut().insert(header::AUTHORIZATION, key.clone());
+        }
         let answer = self.client.request(request).await?;
         if answer.status() != StatusCode::OK {
             return Err(Failure::Status { path, status: answer.status() });

@@ -39,7 +39,7 @@ async fn an_engine_is_in_the_fleet_while_it_is_well() {
     let url = engine(Arc::clone(&well)).await;
     let workers = Arc::new(Workers::new(Freshness::default(), choose::Settings::default(), 1000));
     let stop = CancellationToken::new();
-    let task = tokio::spawn(follow(config(&url), Arc::clone(&workers), PlainMetrics::default(), stop.clone()));
+    let task = tokio::spawn(follow(config(&url), None, Arc::clone(&workers), PlainMetrics::default(), stop.clone()));
     let wait = async |ready: bool| {
         let reached = async {
             while workers.any_ready(Instant::now()) != ready {

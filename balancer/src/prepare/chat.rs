@@ -128,7 +128,8 @@ impl Chat<'_> {
     /// Identities for the parts whose bytes travel along; cuts of what clients must not set.
     fn edits(&self, items: &[Item]) -> (Vec<Identity>, Vec<Range<usize>>) {
         let (mut identities, mut cuts) = (Vec::new(), self.request.common.cuts.clone());
-        if self.model.client_uuid == ClientUuid::Keep && self.target.sets_identities() {
+        let kept = self.model.client_uuid == ClientUuid::Keep && self.target.encoder.is_none();
+        if kept && self.target.sets_identities() {
             return (identities, cuts);
         }
         for (part, item) in self.request.media.iter().zip(items) {

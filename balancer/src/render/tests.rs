@@ -47,7 +47,13 @@ impl World {
 
     fn asker(&self, enabled: bool) -> Option<(Asker, Renderer)> {
         let config = RenderConfig { enabled, ..RenderConfig::default() };
-        Asker::new(&config, Arc::clone(&self.workers), self.metrics.clone(), crate::secure::Access::default(), std::time::Duration::from_secs(1))
+        Asker::new(
+            &config,
+            Arc::clone(&self.workers),
+            self.metrics.clone(),
+            crate::secure::Access::default(),
+            std::time::Duration::from_secs(1),
+        )
     }
 
     fn known<'a>(&'a self, renderer: Option<&'a Renderer>) -> Known<'a> {

@@ -104,7 +104,9 @@ impl Seats {
             Change::Embeddings(held) => self.seats.iter().for_each(|seat| {
                 self.workers.embedded(seat.key, held.first, &held.stored, &held.removed);
             }),
-            Change::Hello(_) | Change::Resync { .. } | Change::Digest { .. } | Change::Buckets(_) => debug_assert!(false, "the stream does these itself"),
+            Change::Hello(_) | Change::Resync { .. } | Change::Digest { .. } | Change::Buckets(_) => {
+                debug_assert!(false, "the stream does these itself")
+            }
         }
     }
 
@@ -203,7 +205,7 @@ fn description(
         events: facts.events && facts.block_size > 0,
         draining: hello.draining,
         by_load: false,
-            capacity_tokens: facts.capacity_blocks.saturating_mul(u64::from(facts.block_size)),
+        capacity_tokens: facts.capacity_blocks.saturating_mul(u64::from(facts.block_size)),
         media_trusted: hello.media_trusted,
     }
 }

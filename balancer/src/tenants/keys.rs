@@ -56,7 +56,12 @@ pub(super) fn of(tenant: &TenantConfig) -> Result<Vec<Digest>, TenantError> {
         if text.len() as u64 > FILE_BYTES_MAX {
             return Err(TenantError::TooLong { tenant: tenant.name.clone(), path: path.clone(), most: FILE_BYTES_MAX });
         }
-        let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
+        // A key may hold the sign itself: it begins a comment at the start of a word only.
+        let comment = |word: &&str| word.starts_with('#');
+        let lines = text.lines().map(|line| match line.split_ascii_whitespace().find(comment) {
+            Some(word) => line[..word.as_ptr() as usize - line.as_ptr() as usize].trim(),
+            None => line.trim(),
+        });
         digests.extend(written(tenant, &path.display().to_string(), lines.filter(|line| !line.is_empty()))?);
     }
     if let Some(variable) = &tenant.keys_env {

@@ -6,5 +6,6 @@ mod bodies;
 mod front;
 mod guard;
 mod hygiene;
+mod start;
 mod support;
 mod sync;

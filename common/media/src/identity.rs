@@ -55,6 +55,15 @@ pub fn vllm_item_id(source: Source<'_>, options: Options<'_>, engine_model: &str
     MediaId(*frame.0.finalize().as_bytes())
 }
 
+/// What an image is called that an encoder outside of the engine turns into rows; `named` = what it is called without. Of images alone.
+///
+/// `blake3("fovea-embedding" ‖ named ‖ fingerprint)`: an engine keys KV by it, so rows of another encoder must have another.
+pub fn encoded_id(named: &MediaId, fingerprint: &[u8; 32]) -> MediaId {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(b"fovea-embedding").update(&named.0).update(fingerprint);
+    MediaId(*hasher.finalize().as_bytes())
+}
+
 /// vLLM's id of a video part with a uuid: the uuid when no option is set, else a hash of it with them (0.33,
 /// `processing/inputs.py`). `media_io` of the options is the request's `media_io_kwargs.video`, over the server's.
 ///

@@ -38,6 +38,8 @@ pub struct MediaPart<'a> {
     pub options: Map<String, Value>,
     /// The client's own identity of the item, when given and not null.
     pub uuid: Option<Cow<'a, str>>,
+    /// The whole part, braces included.
+    pub at: Range<usize>,
     /// Where a new member, comma included, can be inserted: just after the part's `{`.
     pub insert_at: usize,
     /// Removing these bytes removes the part's `uuid` member (null, too) and leaves valid JSON.
@@ -95,6 +97,7 @@ pub(crate) fn parse<'a>(cursor: &mut Cursor<'a>, message: usize, media: &mut Vec
     let start = cursor.position();
     let mut draft = Draft::default();
     let members = cursor.object(|cursor, key| draft.member(cursor, key).map_err(|error| error.within(key)))?;
+    let end = cursor.passed_to();
     let fault = |problem: String| ParseError::new(cursor.body, start, problem, ONE_KIND);
     let Some((kind, marker)) = draft.reading().map_err(fault)? else {
         return Ok(draft.into_text());
@@ -106,6 +109,7 @@ pub(crate) fn parse<'a>(cursor: &mut Cursor<'a>, message: usize, media: &mut Vec
         url_at,
         options: std::mem::take(&mut draft.options),
         uuid: draft.uuid.take(),
+        at: start..end,
         insert_at: start + 1,
         uuid_cut: cut_members(&members, |key| key == "uuid").pop(),
         message,

@@ -17,7 +17,7 @@ use tokio::sync::{broadcast, watch};
 use crate::tensor::Checked;
 
 use flight::Answer;
-pub use flight::{Joined, Joiner, Leader};
+pub use flight::{GetError, Joined, Joiner, Leader};
 
 /// What an embedding depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -50,9 +50,7 @@ impl CacheKey {
 ///
 /// An engine keys KV by this alone, so a changed encoder must change it. Balancers compute the same.
 pub fn identity(media: &MediaId, fingerprint: &[u8; 32]) -> MediaId {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(b"fovea-embedding").update(&media.0).update(fingerprint);
-    MediaId(*hasher.finalize().as_bytes())
+    fovea_media::identity::encoded_id(media, fingerprint)
 }
 
 /// What happened to the set of keys held.

@@ -114,6 +114,11 @@ pub trait HandOff: Send + Sync + fmt::Debug {
     /// # Errors
     /// When the embedding was checked for another model, or there is no room for it.
     fn part(&self, image: &EncodedImage) -> Result<(Bytes, Lease), HandOffError>;
+
+    /// Figures of the files that it writes, if it writes any.
+    fn files(&self) -> Option<ec_shm::EcStats> {
+        None
+    }
 }
 
 /// `{"type":"image_embeds","uuid":"…","image_embeds":` with room for `more` bytes.

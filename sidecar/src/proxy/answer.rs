@@ -11,6 +11,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::flight::Flight;
 use crate::body::{Body, BodyError};
+use crate::encode::Leases;
 use crate::load::Charge;
 
 /// A response body that keeps a request charged until it ends or is dropped, and that gives up on a silent engine.
@@ -24,6 +25,8 @@ pub struct Answer {
     waiting: bool,
     /// Of those that a drain waits for.
     held: Option<TaskTrackerToken>,
+    /// What the engine may read until it has ended the request.
+    leases: Option<Leases>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -34,13 +37,28 @@ struct Silent {
 
 impl Answer {
     pub fn new(inner: Body, charge: Option<Charge>, flight: Option<Flight>, idle: Duration) -> Self {
-        Self { inner, charge, flight, idle, silent: Box::pin(tokio::time::sleep(idle)), waiting: false, held: None }
+        Self {
+            inner,
+            charge,
+            flight,
+            idle,
+            silent: Box::pin(tokio::time::sleep(idle)),
+            waiting: false,
+            held: None,
+            leases: None,
+        }
     }
 
     /// Keeps a drain waiting until it ends or is dropped.
     #[must_use]
     pub fn holding(self, token: TaskTrackerToken) -> Self {
         Self { held: Some(token), ..self }
+    }
+
+    /// Keeps what the engine may read.
+    #[must_use]
+    pub fn leasing(self, leases: Option<Leases>) -> Self {
+        Self { leases, ..self }
     }
 }
 
@@ -64,6 +82,9 @@ impl http_body::Body for Answer {
                     charge.first_byte();
                 }
                 let this = &mut *self;
+                if this.inner.is_end_stream() {
+                    this.leases.take().into_iter().for_each(Leases::ended);
+                }
                 if let Some((flight, piece)) = this.flight.as_mut().zip(frame.data_ref()) {
                     flight.piece(piece);
                     // Nobody asks a body that says so for its end.
@@ -75,6 +96,7 @@ impl http_body::Body for Answer {
             Some(Err(_)) => (self.charge, self.flight) = (None, None),
             None => {
                 (self.charge, self.held) = (None, None);
+                self.leases.take().into_iter().for_each(Leases::ended);
                 self.flight.take().into_iter().for_each(|mut flight| flight.ended());
             }
         }

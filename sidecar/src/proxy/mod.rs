@@ -19,3 +19,4 @@ pub mod splice;
 pub mod stack;
 mod step;
 mod usage;
+mod whole;

@@ -47,6 +47,11 @@ pub fn is_scanned(path: &str) -> bool {
     SCANNED.contains(&path)
 }
 
+/// Bodies whose images an encoder takes, where there is one.
+pub fn is_encoded(path: &str) -> bool {
+    path == "/v1/chat/completions"
+}
+
 pub fn is_computing(path: &str) -> bool {
     COMPUTING.contains(&path)
 }

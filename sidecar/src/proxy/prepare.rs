@@ -1,6 +1,8 @@
 //! Makes the engine's body out of the client's: with a preamble the body streams through and is edited by the balancer's offsets;
 //! without one it is buffered, scanned, and what a client must not set is cut out.
 
+use std::ops::Range;
+
 use bytes::{Buf, Bytes, BytesMut};
 use fovea_gossip::preamble::{self, Preamble};
 use fovea_openai::edit::{Edits, Splicer};
@@ -94,26 +96,34 @@ impl Bodies {
         let told = request.body().size_hint().exact();
         self.check_length(told)?;
         let old = std::mem::replace(request.body_mut(), body::empty());
-        let (bytes, held) = self.in_time(self.gather(old, told)).await?;
+        let (bytes, held) = self.in_time(self.gather(Bytes::new(), old, told)).await?;
         let (bytes, weight) = if scan { scanned(bytes, self.client_embeddings)? } else { (bytes, Weight::default()) };
         set_length(request, Some(bytes.len() as u64));
         *request.body_mut() = HeldBody::new(bytes, held).boxed();
         Ok(weight)
     }
 
-    fn check_length(&self, told: Option<u64>) -> Result<(), Refusal> {
+    pub(super) fn check_length(&self, told: Option<u64>) -> Result<(), Refusal> {
         let limit = self.limits.body_max.as_u64();
         if told.is_some_and(|told| told > limit) { Err(Refusal::BodyTooLong { limit }) } else { Ok(()) }
     }
 
-    async fn in_time<T>(&self, work: impl Future<Output = Result<T, Refusal>>) -> Result<T, Refusal> {
+    pub(super) async fn in_time<T>(&self, work: impl Future<Output = Result<T, Refusal>>) -> Result<T, Refusal> {
         tokio::time::timeout(self.timeouts.client_body, work).await.unwrap_or(Err(Refusal::BodyTooSlow))
     }
 
     /// The whole body in one buffer, sized beforehand when the length is told.
-    async fn gather(&self, mut old: Body, told: Option<u64>) -> Result<(Bytes, Held), Refusal> {
+    pub(super) async fn gather(
+        &self,
+        first: Bytes,
+        mut old: Body,
+        told: Option<u64>,
+    ) -> Result<(Bytes, Held), Refusal> {
         let mut held = self.budget.take(told.unwrap_or(0)).await?;
         let mut buffer = BytesMut::with_capacity(told.and_then(|told| usize::try_from(told).ok()).unwrap_or(0));
+        self.check_length(Some(first.len() as u64))?;
+        self.budget.grow(&mut held, first.len() as u64).await?;
+        buffer.extend_from_slice(&first);
         while let Some(frame) = old.frame().await {
             let Ok(chunk) = frame.map_err(Refusal::BodyBroken)?.into_data() else { continue };
             let len = (buffer.len() + chunk.len()) as u64;
@@ -125,14 +135,14 @@ impl Bodies {
     }
 }
 
-fn set_length(request: &mut Request<Body>, length: Option<u64>) {
+pub(super) fn set_length(request: &mut Request<Body>, length: Option<u64>) {
     if let Some(length) = length {
         request.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
     }
 }
 
 /// The first `length` bytes, and what came after them in the same frame.
-async fn split(body: &mut Body, length: usize) -> Result<(Bytes, Bytes), Refusal> {
+pub(super) async fn split(body: &mut Body, length: usize) -> Result<(Bytes, Bytes), Refusal> {
     let mut record = BytesMut::with_capacity(length);
     loop {
         if record.len() == length {
@@ -151,8 +161,16 @@ async fn split(body: &mut Body, length: usize) -> Result<(Bytes, Bytes), Refusal
     }
 }
 
-/// The record's cuts, and what the engine is told.
+/// Ranges that go away, and texts that come in.
+pub(super) type Changes = (Vec<Range<usize>>, Vec<(usize, Vec<u8>)>);
+
 fn edits(record: &Preamble, members: Vec<Member>) -> Result<Edits, Refusal> {
+    let (cuts, inserts) = changes(record, members)?;
+    Edits::new(cuts, inserts).map_err(|error| Refusal::BadPreamble { problem: error.to_string() })
+}
+
+/// The record's cuts, and what the engine is told.
+pub(super) fn changes(record: &Preamble, members: Vec<Member>) -> Result<Changes, Refusal> {
     let bad = |problem: &str| Refusal::BadPreamble { problem: problem.into() };
     if record.identities.len() > IDENTITIES_MAX {
         return Err(bad("names too many media parts"));
@@ -167,13 +185,19 @@ fn edits(record: &Preamble, members: Vec<Member>) -> Result<Edits, Refusal> {
     for (offset, text) in members {
         inserts.push((at(offset)?, text.into_bytes()));
     }
-    Edits::new(cuts, inserts).map_err(|error| bad(&error.to_string()))
+    Ok((cuts, inserts))
 }
 
 /// Where in the client's body the last edit ends.
-fn edits_end(record: &Preamble, members: &[Member]) -> u64 {
+pub(super) fn edits_end(record: &Preamble, members: &[Member]) -> u64 {
     let cut = record.cuts.last().map_or(0, |&(offset, length)| offset.saturating_add(length));
     members.last().map_or(0, |&(offset, _)| offset).max(cut)
+}
+
+/// Of a body of this many bytes that nobody has counted.
+pub(super) fn guessed(len: usize) -> Weight {
+    let tokens = u32::try_from(len / BYTES_PER_TOKEN).unwrap_or(u32::MAX);
+    Weight { dp_rank: None, prompt_tokens: tokens, prefill_tokens: tokens }
 }
 
 /// Cuts out what a client must not set, and guesses the prompt's length.
@@ -187,8 +211,7 @@ fn scanned(bytes: Bytes, embeddings: bool) -> Result<(Bytes, Weight), Refusal> {
     }
     let cuts = found.cuts;
     // Base64 is no prompt text: the charge is capped by the longest sequence of the engine.
-    let tokens = u32::try_from(text.len() / BYTES_PER_TOKEN).unwrap_or(u32::MAX);
-    let weight = Weight { dp_rank: None, prompt_tokens: tokens, prefill_tokens: tokens };
+    let weight = guessed(text.len());
     if cuts.is_empty() {
         return Ok((bytes, weight));
     }

@@ -52,6 +52,8 @@ pub enum Refusal {
         "the engine did not begin its answer in time; raise timeouts.first_byte in sidecar.yaml if it is only slow"
     )]
     EngineTooSlow,
+    #[error(transparent)]
+    Encode(#[from] crate::encode::Fault),
 }
 
 /// A closed set: label of `sidecar_requests`.
@@ -76,6 +78,8 @@ pub enum Outcome {
     EngineTooSlow,
     /// The client left before the answer began.
     Cancelled,
+    /// Images that were not encoded.
+    NotEncoded,
 }
 
 fovea_service::snake_case_labels!(Outcome);
@@ -107,6 +111,7 @@ impl Refusal {
             Self::EngineDied(_) => Outcome::EngineDied,
             Self::Draining => Outcome::Draining,
             Self::EngineTooSlow => Outcome::EngineTooSlow,
+            Self::Encode(_) => Outcome::NotEncoded,
         }
     }
 
@@ -130,6 +135,7 @@ impl Refusal {
             Self::EngineDied(_) => (StatusCode::BAD_GATEWAY, "engine_died"),
             Self::Draining => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
             Self::EngineTooSlow => (StatusCode::GATEWAY_TIMEOUT, "engine_too_slow"),
+            Self::Encode(fault) => (fault.status(), fault.kind()),
         }
     }
 
@@ -154,6 +160,7 @@ impl Refusal {
         let told = match self {
             Self::EngineDied(_) => Some("died"),
             Self::Draining => Some("draining"),
+            Self::EngineUnreachable(_) => Some("unreachable"),
             _ => None,
         };
         if let Some(told) = told {

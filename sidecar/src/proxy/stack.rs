@@ -24,6 +24,7 @@ use super::refusal::{Outcome, Refusal};
 use super::speaking::Speaking;
 use super::step::{Next, pass, step};
 use crate::body::{self, Body};
+use crate::encode::{Encoding, Leases};
 use crate::engine::dialect;
 use crate::engine::version::Version;
 use crate::metrics::{ProxyMetrics, RequestLabels};
@@ -47,6 +48,8 @@ pub struct Shared {
     /// `model.dir`.
     pub model_dir: Option<PathBuf>,
     pub forward: Forward,
+    /// `None` = images reach the engine as they are.
+    pub encoding: Option<Arc<Encoding>>,
     /// Name of the next predicted request; begins where no life of this program has been.
     pub flights: AtomicU64,
     /// Requests from their heads to the ends of their answers.
@@ -175,13 +178,25 @@ async fn admit<N: Next>(shared: Arc<Shared>, mut request: Request<Body>, next: N
 
 async fn prepare<N: Next>(shared: Arc<Shared>, mut request: Request<Body>, next: N) -> Result<Response<Body>, Refusal> {
     let announced = request.extensions().get::<Announced>().copied();
-    let (weight, predicted) = match announced {
-        Some(Announced(length)) => {
+    let encoding = shared.encoding.as_ref().filter(|_| paths::is_encoded(request.uri().path()));
+    let (weight, predicted) = match (announced.map(|Announced(length)| length), encoding) {
+        (announced, Some(encoding)) => {
+            let (speaking, facts) = (shared.speaking(), shared.state.facts());
+            if announced.is_some() {
+                request.extensions_mut().insert(speaking.flight);
+            }
+            let made = shared.bodies.encoded(&mut request, announced, &speaking, encoding, facts.as_ref()).await?;
+            if let Some(leases) = made.leases {
+                request.extensions_mut().insert(Arc::new(leases));
+            }
+            (made.weight, made.predicted)
+        }
+        (Some(length), None) => {
             let speaking = shared.speaking();
             request.extensions_mut().insert(speaking.flight);
             shared.bodies.with_preamble(&mut request, length, &speaking).await?
         }
-        None => {
+        (None, None) => {
             let scan = paths::is_scanned(request.uri().path());
             (shared.bodies.plain(&mut request, scan).await?, None)
         }
@@ -209,6 +224,7 @@ async fn account<N: Next>(shared: Arc<Shared>, mut request: Request<Body>, next:
         let most = shared.state.max_model_len();
         worker.load.charge(weight.prompt_tokens.min(most), weight.prefill_tokens.min(most))
     });
+    let leases = request.extensions_mut().remove::<Arc<Leases>>().and_then(Arc::into_inner);
     let flight = worker.map(|worker| Flight::begin(worker, id, predicted));
     let (idle, held) = (shared.bodies.timeouts.stream_idle, shared.in_flight.token());
     let response = pass(request, next).await;
@@ -220,7 +236,7 @@ async fn account<N: Next>(shared: Arc<Shared>, mut request: Request<Body>, next:
     }
     // What the engine refused it caches nothing of.
     let flight = flight.filter(|_| response.status().is_success());
-    Ok(response.map(|inner| body::boxed(Answer::new(inner, charge, flight, idle).holding(held))))
+    Ok(response.map(|inner| body::boxed(Answer::new(inner, charge, flight, idle).holding(held).leasing(leases))))
 }
 
 /// Forgets what the engine held, unless the cache is known to be kept: a call whose answer nobody saw may have emptied it too.

@@ -1,4 +1,5 @@
 //! Engines without a sidecar, by URL: routed by what was sent where, told nothing of ours, and gone when they are down.
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
 use std::time::Duration;
 

@@ -84,7 +84,9 @@ async fn route(engine: Arc<Engine>, request: Request<Incoming>) -> Reply {
         }
         (&Method::GET, "/sim/state") => sim::state(&engine, &query).await,
         // vLLM 0.32: its core has ended, its front has not yet.
-        (_, "/health") if engine.has_died() => Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the engine is dead")),
+        (_, "/health") if engine.has_died() => {
+            Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the engine is dead"))
+        }
         (method, path) => match engine.config.engine_kind {
             EngineKind::Vllm => vllm::route(&engine, method, path, &query),
             EngineKind::Sglang => sglang::route(&engine, method, path),

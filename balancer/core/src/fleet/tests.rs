@@ -13,7 +13,7 @@ fn about(pool: u8, names: &[&str], loras: &[&str]) -> Description<u8> {
         events: true,
         draining: false,
         by_load: false,
-            capacity_tokens: 0,
+        capacity_tokens: 0,
         media_trusted: true,
     }
 }

@@ -27,6 +27,18 @@ fn five_failures_in_ten_seconds_eject_and_four_do_not() {
 }
 
 #[test]
+fn a_busy_worker_is_not_ejected_for_a_failure_in_a_hundred() {
+    let (mut health, keys, now) = fleet(4);
+    for _ in 0..20 {
+        fail(&mut health, keys[0], 1, now);
+        (0..99).for_each(|_| health.note(keys[0], Sign::Served, now));
+    }
+    assert_eq!(health.standing(keys[0], now), Standing::Well);
+    fail(&mut health, keys[0], 200, now);
+    assert_eq!(health.standing(keys[0], now), Standing::Ejected);
+}
+
+#[test]
 fn one_probe_decides_what_follows_an_ejection() {
     let (mut health, keys, now) = fleet(4);
     fail(&mut health, keys[0], 5, now);

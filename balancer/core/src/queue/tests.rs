@@ -11,7 +11,7 @@ fn check(rows: &[(i64, u32, u64)], expect: &[usize]) {
     }
     let order: Vec<_> = std::iter::from_fn(|| queue.pop()).map(|(_, name)| name).collect();
     assert_eq!(order, expect);
-    assert!(queue.is_empty() && queue.levels.is_empty());
+    assert!(queue.is_empty() && queue.lanes.is_empty());
 }
 
 #[test]
@@ -27,6 +27,34 @@ fn lower_priority_goes_first() {
 #[test]
 fn priorities_are_cut() {
     check(&[(i64::MAX, 0, 1), (1_000, 0, 1), (i64::MIN, 0, 1), (-1_000, 0, 1)], &[2, 3, 0, 1]);
+}
+
+#[test]
+fn a_priority_moves_nobody_of_another_tenant() {
+    let big = QUANTUM_TOKENS;
+    check(&[(0, 1, big), (0, 1, big), (-9, 2, big), (-9, 2, big)], &[0, 2, 1, 3]);
+}
+
+#[test]
+fn tiny_requests_take_turns_too() {
+    let turn = usize::try_from(QUANTUM_TOKENS / REQUEST_TOKENS_MIN).unwrap();
+    let mut queue = Queue::new(200);
+    for _ in 0..2 * turn {
+        queue.join(Claim { tenant: 1, tokens: 0, ..Claim::default() }, 1).unwrap();
+    }
+    queue.join(Claim { tenant: 2, tokens: 10, ..Claim::default() }, 2).unwrap();
+    let order: Vec<_> = std::iter::from_fn(|| queue.pop()).map(|(_, tenant)| tenant).collect();
+    assert_eq!(order.iter().position(|tenant| *tenant == 2), Some(turn));
+}
+
+#[test]
+fn a_tenant_takes_half_of_the_places_at_most() {
+    let mut queue = Queue::new(4);
+    let of = |tenant| Claim { tenant, ..Claim::default() };
+    let got: Vec<_> = [1, 1, 1, 2, 2, 3].map(|tenant| queue.join(of(tenant), ()).is_ok()).into();
+    assert_eq!(got, [true, true, false, true, true, false]);
+    let mut open = Queue::new(4);
+    assert!((0..4).all(|_| open.join(of(0), ()).is_ok()), "who is not told apart may fill it");
 }
 
 #[test]
@@ -61,7 +89,7 @@ fn a_full_queue_says_so_and_a_place_can_be_left() {
     queue.join(claim, 'b').unwrap();
     assert_eq!(queue.join(claim, 'c'), Err('c'));
     assert_eq!((queue.leave(first), queue.leave(first)), (Some('a'), None));
-    assert_eq!((queue.pop().map(|(_, name)| name), queue.pop(), queue.levels.len()), (Some('b'), None, 0));
+    assert_eq!((queue.pop().map(|(_, name)| name), queue.pop(), queue.lanes.len()), (Some('b'), None, 0));
 }
 
 #[test]
@@ -80,7 +108,10 @@ proptest! {
             match kind {
                 0 | 1 => match queue.join(Claim { priority, tenant, tokens, weight: 1 }, name) {
                     Ok(ticket) => inside.push((ticket, priority, tenant, name)),
-                    Err(_) => prop_assert_eq!(inside.len(), 20),
+                    Err(_) => {
+                        let own = inside.iter().filter(|(_, _, other, _)| *other == tenant).count();
+                        prop_assert!(inside.len() == 20 || (tenant > 0 && own == 10));
+                    }
                 },
                 2 => {
                     let popped = queue.pop();
@@ -88,9 +119,8 @@ proptest! {
                     if let Some((_, popped)) = popped {
                         let at = inside.iter().position(|(.., name)| *name == popped).unwrap();
                         let (_, priority, tenant, _) = inside.remove(at);
-                        prop_assert!(inside.iter().all(|(_, other, ..)| *other >= priority));
-                        let mine = inside.iter().filter(|(_, p, t, _)| (*p, *t) == (priority, tenant));
-                        prop_assert!(mine.into_iter().all(|(.., other)| *other > popped));
+                        let mut mine = inside.iter().filter(|(_, _, other, _)| *other == tenant);
+                        prop_assert!(mine.all(|(_, other, _, name)| (*other, *name) > (priority, popped)));
                     }
                 }
                 _ if !inside.is_empty() => {

@@ -43,7 +43,8 @@ async fn pull(url: &str) -> PullEnd {
     let workers = Workers::new(Freshness::default(), choose::Settings::default(), 1000);
     let metrics = PullMetrics::register(&mut Registry::default());
     let key = Some(HeaderValue::from_static("secret"));
-    let puller = Puller::new(Arc::default(), Arc::new(workers), metrics, Access { key, tls: None }, Duration::from_secs(5));
+    let puller =
+        Puller::new(Arc::default(), Arc::new(workers), metrics, Access { key, tls: None }, Duration::from_secs(5));
     puller.pull(url).await.map_or_else(|error| error.end(), |_| PullEnd::Loaded)
 }
 

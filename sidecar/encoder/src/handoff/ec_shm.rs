@@ -113,4 +113,8 @@ impl HandOff for EcShm {
         out.extend_from_slice(format!(r#"{{"image_grid_thw":[{t},{h},{w}]}}}}"#).as_bytes());
         Ok((out.into(), Lease::holding(lease)))
     }
+
+    fn files(&self) -> Option<EcStats> {
+        Some(self.store.stats())
+    }
 }
