@@ -3,17 +3,28 @@
 # engine's own `cached_tokens`. Opt-in: fills about 6 GB on the first run and takes minutes. Linux, x86-64 with AVX2, Python 3.10 to 3.13.
 #
 #   tests/real_vllm.sh
+#   tests/real_vllm.sh --encoder ec-shm|image_embeds     one engine behind a sidecar with the transformers example of deploy/examples/encoder
 #
 # Environment:
 #   FOVEA_VLLM_VENV   where vLLM is or will be installed (default target/real-vllm/venv)
 #   PYTHON            interpreter for a new one (default python3)
 #
 # Last line of stdout: {"requests","exact","repeats","same_worker","reused_tokens","verdicts"}; exit status 1 when a prediction differed,
-# by the balancer's header or by the sidecars' closed loop.
+# by the balancer's header or by the sidecars' closed loop. With --encoder: `tests/real/encoder.py` says what; its last line has "ok".
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . deploy/build-needs.sh
 version=0.32.0
+encoder=''
+case ${1:-} in
+    '') ;;
+    --encoder) encoder=${2:-} ;;
+    *) echo "unknown option $1" >&2; exit 2 ;;
+esac
+case $encoder in
+    '' | ec-shm | image_embeds) ;;
+    *) echo "--encoder takes ec-shm or image_embeds; the sidecar has no other hand-off to vLLM wired yet" >&2; exit 2 ;;
+esac
 work=$PWD/target/real-vllm
 venv=${FOVEA_VLLM_VENV:-$work/venv}
 vectors=$PWD/tests/vectors/vllm
@@ -50,18 +61,24 @@ PY
 free_port() { "$venv/bin/python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 
 pids=()
-stop() { for pid in "${pids[@]}"; do kill "$pid" 2> /dev/null || true; done; wait 2> /dev/null || true; }
+folder=''
+stop() {
+    for pid in "${pids[@]}"; do kill "$pid" 2> /dev/null || true; done
+    wait 2> /dev/null || true
+    [ -z "$folder" ] || rm -rf "$folder"
+}
 trap stop EXIT
 
-start_engine() { # index
-    local http events replay
+start_engine() { # index, more flags
+    local http events replay index=$1
+    shift
     http=$(free_port) events=$(free_port) replay=$(free_port)
     (cd "$vectors" && exec "$venv/bin/vllm" serve ./tiny-qwen3-vl --served-model-name tiny-vl --host 127.0.0.1 --port "$http" \
         --enforce-eager --dtype bfloat16 --max-model-len 2048 --max-num-seqs 8 --max-num-batched-tokens 2048 --block-size 32 \
         --num-gpu-blocks-override 400 --enable-prefix-caching --enable-prompt-tokens-details --limit-mm-per-prompt '{"image":4,"video":0}' \
         --enable-lora --max-lora-rank 8 --lora-modules lora1=./tiny-qwen3-vl-lora \
-        --kv-events-config "{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:$events\",\"replay_endpoint\":\"tcp://127.0.0.1:$replay\"}") \
-        > "$work/vllm-$1.log" 2>&1 &
+        --kv-events-config "{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:$events\",\"replay_endpoint\":\"tcp://127.0.0.1:$replay\"}" "$@") \
+        > "$work/vllm-$index.log" 2>&1 &
     pids+=($!)
     urls+=("http://127.0.0.1:$http")
 }
@@ -82,6 +99,18 @@ cargo build --locked --profile "$profile" -p fovea-balancer -p fovea-sidecar -p 
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 VLLM_CPU_KVCACHE_SPACE=1 OMP_NUM_THREADS=1 \
     VLLM_CPU_OMP_THREADS_BIND=nobind CUDA_VISIBLE_DEVICES= VLLM_HOST_IP=127.0.0.1
 urls=()
+if [ -n "$encoder" ]; then
+    folder=$(mktemp -d /dev/shm/fovea-ec-XXXXXX)
+    connector="{\"ec_connector\":\"ECExampleConnector\",\"ec_role\":\"ec_consumer\",\"ec_connector_extra_config\":{\"shared_storage_path\":\"$folder\"}}"
+    flags=(--enable-mm-embeds)
+    [ "$encoder" = image_embeds ] || flags=(--ec-transfer-config "$connector")
+    start_engine 0 "${flags[@]}"
+    wait_for "${urls[0]}" "${pids[0]}"
+    "$venv/bin/python" tests/real/encoder.py --engine "${urls[0]}" --sidecar "${CARGO_TARGET_DIR:-target}/$profile/fovea-sidecar" \
+        --model-dir "$vectors/tiny-qwen3-vl" --images "$vectors/images" --mode "vllm-${encoder/_/-}" --folder "$folder" \
+        --engine-args "$("$venv/bin/python" -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "${flags[@]}")"
+    exit
+fi
 start_engine 0
 start_engine 1
 for i in 0 1; do wait_for "${urls[i]}" "${pids[i]}"; done

@@ -100,7 +100,11 @@ impl Starter {
             ));
         }
         let line = (!config.handoff.engine_args.is_empty()).then(|| CommandLine::parse(&config.handoff.engine_args));
-        let settings = Settings { folder: config.handoff.path.clone(), bytes_max: config.handoff.bytes.as_u64() };
+        let settings = Settings {
+            folder: config.handoff.path.clone(),
+            bytes_max: config.handoff.bytes.as_u64(),
+            foreign_keep: config.handoff.grace,
+        };
         let (kind, version, mode) = (kind(facts.kind), facts.version.clone(), mode(config.handoff.mode));
         let chosen = tokio::task::spawn_blocking(move || {
             let state = EngineState::Unknown;

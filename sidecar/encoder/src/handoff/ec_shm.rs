@@ -12,6 +12,7 @@ mod store;
 mod tests;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -28,11 +29,13 @@ pub struct Settings {
     /// The engine's `shared_storage_path`. The engine makes folders in it as well, so both must be able to write it.
     pub folder: PathBuf,
     pub bytes_max: u64,
+    /// Files found at start beside a running engine may be read by requests of a sidecar before; so long they stay.
+    pub foreign_keep: Duration,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { folder: "/dev/shm/fovea-ec".into(), bytes_max: 8 << 30 }
+        Self { folder: "/dev/shm/fovea-ec".into(), bytes_max: 8 << 30, foreign_keep: Duration::from_secs(10) }
     }
 }
 
@@ -41,7 +44,7 @@ impl Default for Settings {
 pub enum EngineState {
     /// Down, or up without a request: what lies in the folder is not needed.
     Quiet,
-    /// It may be reading: what lies there stays until [`EcStore::engine_quiet`].
+    /// It may be reading: what lies there stays for [`Settings::foreign_keep`], or until [`EcStore::engine_quiet`].
     Unknown,
 }
 

@@ -49,7 +49,7 @@ fn parts_are_those_that_vllm_took() {
     let image = image(&model());
     assert_eq!(part_of(&ImageEmbeds::new(model()), &image), golden("with_tensor"));
     let folder = tempfile::tempdir().unwrap();
-    let ec = ec_shm::Settings { folder: folder.path().join("ec"), bytes_max: 1000 };
+    let ec = ec_shm::Settings { folder: folder.path().join("ec"), bytes_max: 1000, ..Default::default() };
     let hand_off = ec_shm::EcShm::new(model(), ec_shm::EcStore::open(ec, EngineState::Quiet).unwrap());
     let (part, lease) = hand_off.part(&image).unwrap();
     assert_eq!(serde_json::from_slice::<Value>(&part).unwrap(), golden("tensor_in_ec_file"));
@@ -129,7 +129,7 @@ fn check_choice(kind: EngineKind, version: &str, model: &EngineTensor, line: &st
     let arguments: Vec<String> = line.split_whitespace().map(|word| word.replace("@EC", &json)).collect();
     let command_line = CommandLine::parse(&arguments);
     let engine = Engine { kind, version, model, command_line: Some(&command_line), state: EngineState::Quiet };
-    let ec = ec_shm::Settings { folder: path, bytes_max: 1000 };
+    let ec = ec_shm::Settings { folder: path, bytes_max: 1000, ..Default::default() };
     let said = choose(&engine, mode, ec).map_or_else(|error| error.to_string(), |hand_off| hand_off.name().to_owned());
     assert!(said.starts_with(wanted), "{said}");
 }
@@ -211,7 +211,9 @@ fn a_small_file_system_is_a_start_error() {
         command_line: None,
         state: EngineState::Quiet,
     };
-    let error = choose(&engine, Mode::EcShm, ec_shm::Settings { folder: path, bytes_max: u64::MAX / 2 }).unwrap_err();
+    let error =
+        choose(&engine, Mode::EcShm, ec_shm::Settings { folder: path, bytes_max: u64::MAX / 2, ..Default::default() })
+            .unwrap_err();
     assert!(matches!(error, ChooseError::Open(ec_shm::OpenError::Space { .. })), "{error}");
 }
 

@@ -62,7 +62,11 @@ fn measure(tokens: u32) -> anyhow::Result<Value> {
     };
     let shared = tempfile::tempdir_in("/dev/shm").context("a folder in /dev/shm")?;
     // Room for two files, so that each write gives up an older one.
-    let settings = Settings { folder: shared.path().join("ec"), bytes_max: embedding.data.len() as u64 * 5 / 2 };
+    let settings = Settings {
+        folder: shared.path().join("ec"),
+        bytes_max: embedding.data.len() as u64 * 5 / 2,
+        ..Default::default()
+    };
     let ec = EcShm::new(vision.clone(), EcStore::open(settings, EngineState::Quiet)?);
     let file_bytes = embedding.data.len();
     let adapters: [(&dyn HandOff, usize); 5] = [

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fovea_kv::MediaId;
 
@@ -32,6 +32,7 @@ struct Inner {
     written: Condvar,
     /// Makes names of temporary files unlike those of another life of ours.
     unique: AtomicU64,
+    opened: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -41,6 +42,8 @@ struct State {
     idle: BTreeMap<u64, MediaId>,
     tick: u64,
     bytes: u64,
+    /// Files found at start that are there still.
+    foreign: Vec<MediaId>,
     leases: u64,
     written: u64,
     reused: u64,
@@ -117,7 +120,9 @@ impl EcStore {
         files::prepare(&settings.folder)?;
         let state = Mutex::default();
         let unique = AtomicU64::new(RandomState::new().hash_one(settings.folder.as_os_str()));
-        let store = Self { inner: Arc::new(Inner { settings, state, written: Condvar::new(), unique }) };
+        let store = Self {
+            inner: Arc::new(Inner { settings, state, written: Condvar::new(), unique, opened: Instant::now() }),
+        };
         match engine {
             EngineState::Quiet => {
                 store.engine_quiet()?;
@@ -128,6 +133,7 @@ impl EcStore {
                     if let Entry::Held { id, bytes } = entry {
                         state.bytes += bytes;
                         state.files.insert(id, File { bytes, leases: 0, place: Place::Foreign });
+                        state.foreign.push(id);
                     }
                 }
             }
@@ -249,10 +255,24 @@ impl EcStore {
         Ok(None)
     }
 
+    /// Removes what was found at start and not written anew since.
+    fn drop_foreign(&self, state: &mut State) {
+        for id in std::mem::take(&mut state.foreign) {
+            if state.files.get(&id).is_some_and(|file| file.place == Place::Foreign) {
+                state.forget(&id);
+                // A file that stays is written over when its id comes again.
+                let _ = files::remove(&files::path_of(self.folder(), &id));
+            }
+        }
+    }
+
     fn make_room(&self, state: &mut State, bytes: u64) -> Result<(), HandOffError> {
-        let budget = self.inner.settings.bytes_max;
+        let Settings { bytes_max: budget, foreign_keep, .. } = self.inner.settings;
         if state.bytes.saturating_add(bytes) <= budget {
             return Ok(());
+        }
+        if self.inner.opened.elapsed() >= foreign_keep {
+            self.drop_foreign(state);
         }
         let idle: u64 = state.idle.values().filter_map(|id| state.files.get(id)).map(|file| file.bytes).sum();
         let free = budget.saturating_sub(state.bytes).saturating_add(idle);

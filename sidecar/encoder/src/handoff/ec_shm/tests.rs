@@ -29,7 +29,7 @@ impl Folder {
     }
 
     fn open(&self, bytes_max: u64, engine: EngineState) -> EcStore {
-        EcStore::open(Settings { folder: self.path(), bytes_max }, engine).unwrap()
+        EcStore::open(Settings { folder: self.path(), bytes_max, ..Settings::default() }, engine).unwrap()
     }
 
     fn file(&self, number: u8) -> PathBuf {
@@ -142,8 +142,9 @@ fn a_write_that_fails_leaves_no_count_behind() {
 #[test]
 fn unsafe_and_small_places_are_refused_at_start() {
     let folder = Folder::new();
-    let open =
-        |folder: PathBuf, bytes_max| EcStore::open(Settings { folder, bytes_max }, EngineState::Quiet).unwrap_err();
+    let open = |folder: PathBuf, bytes_max| {
+        EcStore::open(Settings { folder, bytes_max, ..Settings::default() }, EngineState::Quiet).unwrap_err()
+    };
     assert!(matches!(open(folder.path(), u64::MAX), OpenError::Space { .. }));
     assert!(matches!(open("relative/path".into(), 1), OpenError::Path { .. }));
     assert!(matches!(open("/dev".into(), 1), OpenError::Path { .. }));
@@ -186,4 +187,22 @@ fn names_are_made_of_our_digits_alone() {
     let path = files::path_of(std::path::Path::new("/dev/shm/ec"), &MediaId::from_engine_id("../../etc/x"));
     let name = path.parent().unwrap().file_name().unwrap().to_str().unwrap();
     assert!(name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit()), "{name}");
+}
+
+#[test]
+fn files_of_a_life_before_make_room_after_their_time() {
+    let folder = Folder::new();
+    for number in 1..=5 {
+        drop(folder.open(1000, EngineState::Unknown).put(&id(number), &rows(1)).unwrap());
+    }
+    let open = |foreign_keep| {
+        EcStore::open(Settings { folder: folder.path(), bytes_max: 1000, foreign_keep }, EngineState::Unknown).unwrap()
+    };
+    let early = open(Duration::from_secs(60));
+    assert!(matches!(early.put(&id(9), &rows(1)), Err(HandOffError::Full { .. })), "they may be read");
+    let late = open(Duration::ZERO);
+    let lease = late.put(&id(9), &rows(1)).unwrap();
+    assert!(folder.file(9).exists() && !folder.file(1).exists());
+    assert_eq!((late.stats().files, late.stats().bytes), (1, 176));
+    drop(lease);
 }
