@@ -103,7 +103,7 @@ async fn those_that_die_beside_a_poison_request_are_served() {
     }
     let url = fleet.chat_url().unwrap();
     // Answers that are not streamed: nothing of them has been seen when their engine dies.
-    let others = (0..24).map(|n| {
+    let others = (0..16).map(|n| {
         let (client, url) = (fleet.client.clone(), url.clone());
         tokio::spawn(async move { client.post(&url, ask(&format!("other {n}"), false, 40)).await.unwrap() })
     });

@@ -18,7 +18,18 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("fovea-balancer-core", &["fovea-kv"]),
     ("fovea-pixels", &["fovea-media"]),
     ("fovea-encoder", &["fovea-kv", "fovea-media"]),
-    ("fovea-sidecar", &["fovea-kv", "fovea-openai", "fovea-gossip", "fovea-service", "fovea-sidecar-core"]),
+    (
+        "fovea-sidecar",
+        &[
+            "fovea-kv",
+            "fovea-media",
+            "fovea-openai",
+            "fovea-gossip",
+            "fovea-service",
+            "fovea-sidecar-core",
+            "fovea-encoder",
+        ],
+    ),
     (
         "fovea-balancer",
         &[
