@@ -25,7 +25,7 @@ pub struct QuarantineConfig {
 impl Default for QuarantineConfig {
     fn default() -> Self {
         let Settings { entries_max, ttl } = Settings::default();
-        Self { entries_max, ttl, trial: Duration::from_secs(1) }
+        Self { entries_max, ttl, trial: Duration::from_secs(2) }
     }
 }
 
