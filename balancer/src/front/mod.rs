@@ -152,6 +152,7 @@ impl Front {
             suspects: suspects::Suspects::new(
                 Quarantine::new(config.quarantine.into()),
                 config.quarantine.trial,
+                config.queue.wait_max / 4,
                 config.quarantine.entries_max > 0,
                 metrics.suspects.clone(),
             ),

@@ -5,6 +5,7 @@
 //! coming. Silence is no death, nor is a refused connection, nor an answer cut by a sidecar that drains.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -40,14 +41,24 @@ pub struct Suspects {
     trials: Mutex<BTreeMap<WorkerKey, (u64, Instant)>>,
     /// A trial counts for so long: what kills an engine does so soon, and others wait.
     trial_max: Duration,
+    /// Suspects that have no place yet. They share out [`Self::all_within`], so that none of many is lost for want of one.
+    waiting: AtomicU32,
+    all_within: Duration,
     ended: Notify,
     metrics: SuspectMetrics,
 }
 
 impl Suspects {
-    pub fn new(quarantine: Quarantine, trial_max: Duration, enabled: bool, metrics: SuspectMetrics) -> Arc<Self> {
-        let (quarantine, trials) = (Mutex::new(quarantine), Mutex::default());
-        Arc::new(Self { enabled, quarantine, trials, trial_max, ended: Notify::new(), metrics })
+    /// A trial counts for `trial_max` at most, and less where so many wait that they would not all be through in about twice `all_within`.
+    pub fn new(
+        quarantine: Quarantine,
+        trial_max: Duration,
+        all_within: Duration,
+        enabled: bool,
+        metrics: SuspectMetrics,
+    ) -> Arc<Self> {
+        let (quarantine, trials, waiting) = (Mutex::new(quarantine), Mutex::default(), AtomicU32::new(0));
+        Arc::new(Self { enabled, quarantine, trials, trial_max, waiting, all_within, ended: Notify::new(), metrics })
     }
 
     pub fn enabled(&self) -> bool {
@@ -88,16 +99,24 @@ impl Suspects {
 
     /// No suspect is on trial at this worker.
     pub fn is_free(&self, key: WorkerKey, now: Instant) -> bool {
-        !lock(&self.trials).get(&key).is_some_and(|&(_, since)| self.lasts(since, now))
+        let trials = lock(&self.trials);
+        !trials.get(&key).is_some_and(|&(_, since)| self.lasts(since, trials.len(), now))
     }
 
     /// Some suspect is on trial.
     pub fn try_any(&self, now: Instant) -> bool {
-        lock(&self.trials).values().any(|&(_, since)| self.lasts(since, now))
+        let trials = lock(&self.trials);
+        trials.values().any(|&(_, since)| self.lasts(since, trials.len(), now))
     }
 
-    fn lasts(&self, since: Instant, now: Instant) -> bool {
-        now.saturating_duration_since(since) < self.trial_max
+    fn lasts(&self, since: Instant, trials: usize, now: Instant) -> bool {
+        now.saturating_duration_since(since) < self.trial(trials)
+    }
+
+    fn trial(&self, trials: usize) -> Duration {
+        let places = u32::try_from(trials.max(1)).unwrap_or(u32::MAX);
+        let share = self.all_within.saturating_mul(places) / self.waiting.load(Ordering::Relaxed).max(1);
+        share.min(self.trial_max)
     }
 
     /// Ends when a trial has ended by its answer since the future was made.
@@ -105,22 +124,36 @@ impl Suspects {
         self.ended.notified()
     }
 
-    /// Longest that a trial counts.
-    pub fn trial_max(&self) -> Duration {
-        self.trial_max
+    /// How long a trial counts at this moment.
+    pub fn trial_now(&self) -> Duration {
+        self.trial(lock(&self.trials).len())
+    }
+
+    /// A suspect waits for its place until this is dropped.
+    pub fn wait(self: &Arc<Self>) -> Waits {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        Waits(Arc::clone(self))
     }
 
     /// Puts a suspect on trial at a worker; `None`: another is there.
     pub fn begin(self: &Arc<Self>, key: WorkerKey, now: Instant) -> Option<Trial> {
         let mut trials = lock(&self.trials);
         let before = trials.get(&key).copied();
-        if before.is_some_and(|(_, since)| self.lasts(since, now)) {
+        if before.is_some_and(|(_, since)| self.lasts(since, trials.len(), now)) {
             return None;
         }
         let number = before.map_or(0, |(number, _)| number + 1);
         trials.insert(key, (number, now));
         drop(trials);
         Some(Trial { suspects: Arc::clone(self), key, number })
+    }
+}
+
+pub struct Waits(Arc<Suspects>);
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -156,7 +189,7 @@ mod tests {
     const TRIAL: Duration = Duration::from_secs(1);
 
     fn suspects() -> Arc<Suspects> {
-        Suspects::new(Quarantine::new(Settings::default()), TRIAL, true, SuspectMetrics::default())
+        Suspects::new(Quarantine::new(Settings::default()), TRIAL, 2 * TRIAL, true, SuspectMetrics::default())
     }
 
     #[tokio::test]
@@ -169,6 +202,18 @@ mod tests {
         assert!(suspects.is_free(WorkerKey(1), now) && suspects.try_any(now));
         drop(other);
         assert!(!suspects.try_any(now));
+    }
+
+    #[test]
+    fn many_that_wait_share_the_time() {
+        let (suspects, now) = (suspects(), Instant::now());
+        let _trials = [1, 2].map(|key| suspects.begin(WorkerKey(key), now).unwrap());
+        let waiting: Vec<_> = (0..40).map(|_| suspects.wait()).collect();
+        // 2 s for 40 at two places.
+        assert_eq!(suspects.trial_now(), TRIAL / 10);
+        assert!(suspects.is_free(WorkerKey(1), now + TRIAL / 10));
+        drop(waiting);
+        assert_eq!(suspects.trial_now(), TRIAL);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Where a planned request is tried: its place in line, a worker, and after a failure that allows it one other worker.
 //!
-//! **Invariant:** a second try is made only while no byte of an answer has been seen, and once.
+//! **Invariant:** a request that an engine may have begun is tried again only while no byte of an answer has been seen, and once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -24,6 +24,8 @@ use crate::workers::Route;
 const ENGINE: &str = "x-fovea-engine";
 /// A sidecar's block stream ends this soon after its connections.
 const GONE_WITHIN: Duration = Duration::from_millis(250);
+/// Workers that one request may be sent to, those that took nothing of it included.
+const WORKERS_MAX: usize = 4;
 const GONE_PAUSE: Duration = Duration::from_millis(10);
 
 /// A request on its way to a worker.
@@ -48,19 +50,17 @@ pub(super) struct Answered {
 enum Sight {
     /// The answer goes to the client, or nobody may try again.
     Final,
-    /// The engine did not take it.
+    /// Nothing of it has reached an engine.
+    Untaken,
+    /// An engine at work refused it, or what became of it is not known.
     Unserved,
     /// The engine ended under it.
     Died,
 }
 
 impl Front {
-    fn is_served_elsewhere(&self, plan: &Plan) -> bool {
-        self.workers.is_served_elsewhere(&plan.pool, &plan.prepared.model, Instant::now())
-    }
-
-    /// The head of an answer: from the chosen worker, or once from another when that one cannot be reached, refuses with 503 or dies.
-    /// `NoWorker` when the pool has nobody for it: a new plan may find another pool.
+    /// The head of an answer: from the chosen worker, or once from another when that one refuses with 503 or dies. A worker that took nothing
+    /// of the request is no try. `NoWorker` when the pool has nobody for it: a new plan may find another pool.
     pub(super) async fn answer_of_a_worker(
         &self,
         client: &mut ServerSession,
@@ -76,54 +76,61 @@ impl Front {
                 return Err(Failed::Poison(left));
             }
         };
-        let (route, trial) = self.place_while_there(client, plan, None, suspect, context).await?;
-        let avoid = route.booked.key;
-        asked.sent.store(true, Ordering::Relaxed);
-        let first = Box::pin(self.try_worker(client, plan, &route, asked.body, context)).await;
-        let sight = self.judge(avoid, &first).await;
-        // A worker that did not answer has nothing to carry from here.
-        let first = first.map(|upstream| Answered { upstream, route, trial });
-        if sight == Sight::Died {
-            suspect = self.suspects.enabled();
-            if let Standing::Poison { left } = self.suspects.died(asked.print) {
-                give_up(first).await;
-                return Err(Failed::Poison(left));
-            }
-        }
-        // Work that nobody does any more adds no load elsewhere that was not there: only what an engine at work sent away is counted.
-        let free = first.as_ref().map_or(true, |answered| answered.upstream.head().headers.contains_key(ENGINE));
-        if sight == Sight::Final || !(free || self.retries.spend()) {
-            return first;
-        }
-        let second = match self.place_while_there(client, plan, Some(avoid), suspect, context).await {
-            Ok((route, trial)) => {
-                self.metrics.retries.inc();
-                let second = Box::pin(self.try_worker(client, plan, &route, asked.body, context)).await;
-                let sight = self.judge(route.booked.key, &second).await;
-                if sight == Sight::Died
-                    && let Standing::Poison { left } = self.suspects.died(asked.print)
+        let (mut avoid, mut tried_again, mut last) = (Vec::new(), false, None);
+        loop {
+            let (route, trial) = match (self.place_while_there(client, plan, &avoid, suspect, context).await, &last) {
+                (Ok(placed), _) => placed,
+                (Err(Failed::Upstream(ErrorKind::NoWorker, _) | Failed::NoTurn), Some((_, free)))
+                    if !(*free && self.is_served_elsewhere(plan)) =>
                 {
-                    give_up(first).await;
-                    give_up(second.map(|upstream| Answered { upstream, route, trial })).await;
+                    break;
+                }
+                (Err(failed), _) => {
+                    give_up(last).await;
+                    return Err(failed);
+                }
+            };
+            if last.is_some() {
+                self.metrics.retries.inc();
+            }
+            avoid.push(route.booked.key);
+            asked.sent.store(true, Ordering::Relaxed);
+            let tried = Box::pin(self.try_worker(client, plan, &route, asked.body, context)).await;
+            let sight = self.judge(route.booked.key, &tried).await;
+            let tried = tried.map(|upstream| Answered { upstream, route, trial });
+            // Work that nobody does any more adds no load elsewhere that was not there: only what an engine at work sent away is counted.
+            let free = tried.as_ref().map_or(true, |answered| answered.upstream.head().headers.contains_key(ENGINE));
+            last = Some(match (last.take(), tried) {
+                // An engine that says why it cannot serve tells the client more than a later one that says nothing.
+                (Some((Ok(busy), _)), Err(Failed::Upstream(..))) => (Ok(busy), free),
+                (before, tried) => {
+                    give_up(before).await;
+                    (tried, free)
+                }
+            });
+            if sight == Sight::Died {
+                suspect = self.suspects.enabled();
+                if let Standing::Poison { left } = self.suspects.died(asked.print) {
+                    give_up(last).await;
                     return Err(Failed::Poison(left));
                 }
-                second.map(|upstream| Answered { upstream, route, trial })
             }
-            Err(nobody @ Failed::Upstream(ErrorKind::NoWorker, _)) if free && self.is_served_elsewhere(plan) => {
-                give_up(first).await;
-                return Err(nobody);
-            }
-            Err(Failed::Upstream(ErrorKind::NoWorker, _) | Failed::NoTurn) => return first,
-            Err(gone) => Err(gone),
-        };
-        match (first, second) {
-            // An engine that says why it cannot serve tells the client more than a second one that says nothing.
-            (Ok(busy), Err(Failed::Upstream(..))) => Ok(busy),
-            (first, second) => {
-                give_up(first).await;
-                second
+            let again = match sight {
+                Sight::Final => false,
+                Sight::Untaken => avoid.len() < WORKERS_MAX,
+                Sight::Unserved | Sight::Died => {
+                    !std::mem::replace(&mut tried_again, true) && (free || self.retries.spend())
+                }
+            };
+            if !again {
+                break;
             }
         }
+        last.map_or(Err(Failed::NoTurn), |(last, _)| last)
+    }
+
+    fn is_served_elsewhere(&self, plan: &Plan) -> bool {
+        self.workers.is_served_elsewhere(&plan.pool, &plan.prepared.model, Instant::now())
     }
 
     /// As [`Self::place`], until the client leaves.
@@ -131,7 +138,7 @@ impl Front {
         &self,
         client: &mut ServerSession,
         plan: &Plan,
-        avoid: Option<WorkerKey>,
+        avoid: &[WorkerKey],
         suspect: bool,
         context: &Context,
     ) -> Result<(Route, Option<Trial>), Failed> {
@@ -146,7 +153,7 @@ impl Front {
     async fn place(
         &self,
         plan: &Plan,
-        avoid: Option<WorkerKey>,
+        avoid: &[WorkerKey],
         suspect: bool,
         context: &Context,
     ) -> Result<(Route, Option<Trial>), Failed> {
@@ -158,11 +165,12 @@ impl Front {
             weight: tenant.map_or(1, |tenant| tenant.weight),
         };
         let deadline = Instant::now() + self.config.queue.wait_max;
+        let _waits = suspect.then(|| self.suspects.wait());
         loop {
             let turn = self.line.turn(&plan.pool, claim).await.map_err(|_| Failed::NoTurn)?;
             // Made before the look, so that no end of a trial is missed.
             let (ended, now) = (self.suspects.trial_ended(), Instant::now());
-            let free = |key| Some(key) != avoid && (!suspect || self.suspects.is_free(key, now));
+            let free = |key| !avoid.contains(&key) && (!suspect || self.suspects.is_free(key, now));
             match self.workers.route_among(&plan.pool, &plan.ask(), free, now) {
                 Some(route) if !suspect => return Ok((route, None)),
                 Some(route) => {
@@ -177,7 +185,7 @@ impl Front {
                     }
                     // Others go on meanwhile. However it ends: look again.
                     drop(turn);
-                    let _ = tokio::time::timeout(left.min(self.suspects.trial_max()), ended).await;
+                    let _ = tokio::time::timeout(left.min(self.suspects.trial_now()), ended).await;
                 }
                 None => {
                     let error = pingora_core::Error::new_str("no worker takes requests");
@@ -194,13 +202,14 @@ impl Front {
                 let head = upstream.head();
                 match (head.headers.get(ENGINE).map(http::HeaderValue::as_bytes), head.status) {
                     (Some(b"died"), _) => (Some(Sign::Failed), Sight::Died),
-                    (Some(b"draining"), _) => (None, Sight::Unserved),
+                    (Some(b"draining"), _) => (None, Sight::Untaken),
+                    (Some(b"unreachable"), _) => (Some(Sign::Failed), Sight::Untaken),
                     (_, StatusCode::SERVICE_UNAVAILABLE) => (Some(Sign::Failed), Sight::Unserved),
                     (_, status) if status.is_server_error() => (Some(Sign::Failed), Sight::Final),
                     _ => (Some(Sign::Served), Sight::Final),
                 }
             }
-            Err(Failed::Upstream(ErrorKind::Connect, _)) => (Some(Sign::Failed), Sight::Unserved),
+            Err(Failed::Upstream(ErrorKind::Connect, _)) => (Some(Sign::Failed), Sight::Untaken),
             Err(Failed::Upstream(ErrorKind::UpstreamFailed, _)) => {
                 let sight = if self.has_gone(key).await { Sight::Died } else { Sight::Unserved };
                 (Some(Sign::Failed), sight)
@@ -240,8 +249,8 @@ impl Front {
     }
 }
 
-async fn give_up(answered: Result<Answered, Failed>) {
-    if let Ok(answered) = answered {
+async fn give_up(last: Option<(Result<Answered, Failed>, bool)>) {
+    if let Some((Ok(answered), _)) = last {
         answered.upstream.give_up().await;
     }
 }

@@ -56,7 +56,7 @@ async fn all_served(sent: Vec<tokio::task::JoinHandle<e2e::client::Answer>>) {
 #[tokio::test]
 async fn a_sidecar_that_is_killed_under_load_costs_no_request_without_a_byte() {
     let mut fleet = Fleet::start(slow(3)).await.unwrap();
-    let sent = in_flight(&fleet, 48).await;
+    let sent = in_flight(&fleet, 144).await;
     fleet.sidecars.remove(0).kill().await.unwrap();
     all_served(sent).await;
     fleet.quiet().await.unwrap();
@@ -65,7 +65,7 @@ async fn a_sidecar_that_is_killed_under_load_costs_no_request_without_a_byte() {
 #[tokio::test]
 async fn an_engine_that_is_killed_under_load_costs_no_request_without_a_byte() {
     let mut fleet = Fleet::start(slow(3)).await.unwrap();
-    let sent = in_flight(&fleet, 48).await;
+    let sent = in_flight(&fleet, 144).await;
     fleet.engines.remove(0).kill().await.unwrap();
     all_served(sent).await;
 }

@@ -103,7 +103,7 @@ async fn those_that_die_beside_a_poison_request_are_served() {
     }
     let url = fleet.chat_url().unwrap();
     // Answers that are not streamed: nothing of them has been seen when their engine dies.
-    let others = (0..16).map(|n| {
+    let others = (0..24).map(|n| {
         let (client, url) = (fleet.client.clone(), url.clone());
         tokio::spawn(async move { client.post(&url, ask(&format!("other {n}"), false, 40)).await.unwrap() })
     });
@@ -118,9 +118,7 @@ async fn those_that_die_beside_a_poison_request_are_served() {
     assert_eq!(poison.status, 422, "{:?}", poison.body);
     let answers = join_all(others).await;
     let failed: Vec<_> = answers.iter().map(|answer| answer.as_ref().unwrap()).filter(|a| a.status != 200).collect();
-    // Whose second try meets the second engine in the moment of its death has no third one; but nobody of them is called poison.
-    let innocent = failed.iter().all(|answer| answer.status.is_server_error());
-    assert!(innocent && failed.len() <= 2, "{} of {} failed: {failed:?}", failed.len(), answers.len());
+    assert!(failed.is_empty(), "{} of {} failed, first: {:?}", failed.len(), answers.len(), failed[0]);
     assert_eq!(alive(&fleet).await, 2);
 }
 
